@@ -1,0 +1,35 @@
+# make setup | demo | test | lint | bench : each installs what it needs first (Debian, root).
+SHELL := /bin/bash
+PY := .venv/bin/python
+PURE := proxyd/model.py,proxyd/addresses.py,proxyd/desired/*,proxyd/nft/*,proxyd/kube/decode.py
+
+.PHONY: setup demo test lint bench clean
+setup: .venv/.ready
+
+.venv/.ready: pyproject.toml tools/setup.sh
+	tools/setup.sh
+	@touch $@
+
+demo: setup
+	@$(PY) -m tests.demo
+
+lint: setup
+	.venv/bin/ruff check .
+	.venv/bin/ruff format --check .
+	.venv/bin/mypy
+	.venv/bin/lint-imports
+
+# Everything, on the in-memory kernel and on the real one (namespaces of its own); ends with pytest's summary.
+test: setup
+	.venv/bin/coverage erase
+	.venv/bin/coverage run -m pytest $(PYTEST_ARGS)
+
+# Branch coverage of the pure core, from the last `make test`.
+coverage:
+	.venv/bin/coverage report --include="$(PURE)" --fail-under=95
+
+bench: setup
+	$(PY) -m tests.bench $(BENCH_ARGS)
+
+clean:
+	rm -rf .venv .coverage .pytest_cache .mypy_cache .ruff_cache .hypothesis

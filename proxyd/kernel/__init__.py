@@ -1,0 +1,1 @@
+"""The only code that touches the machine: rules, settings, addresses and features of this network namespace."""

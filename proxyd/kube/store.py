@@ -1,0 +1,182 @@
+"""The newest known objects, the slices of each Service, and which Services changed since somebody last asked.
+
+Sources (reflectors, manifests) write into it from their own threads; the sync thread takes the dirty keys and reads.
+Memory is bounded by live objects, never by the number of events: a change to a dirty key adds nothing.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable
+from typing import Generic, NamedTuple, TypeVar
+
+from proxyd.kube.decode import Decoded, ObjectKey
+from proxyd.model import EndpointSlice, Finding, Node, Reason, Service, ServiceKey
+
+T = TypeVar("T")
+
+
+class Changes(NamedTuple):
+    """What was taken from the store: dirty Services, whether the Node changed, and what the latency metrics need.
+
+    ``triggers`` holds Unix times at which a change to the Service's endpoints began; ``since`` is the monotonic
+    time of the oldest change taken (None where there is none).
+    """
+
+    services: set[ServiceKey]
+    node: bool = False
+    triggers: dict[ServiceKey, list[float]] = {}
+    since: float | None = None
+
+    @property
+    def any(self) -> bool:
+        """Whether there is anything to do."""
+        return bool(self.services or self.node)
+
+
+class Intake(Generic[T]):
+    """The side of the store that one source writes to: one kind of object. All methods are safe from any thread."""
+
+    def __init__(self, store: Store, kind: str, changed: Callable[[T | None, T | None], None]) -> None:
+        self.kind = kind
+        self.objects: dict[ObjectKey, T] = {}
+        self.synced = False
+        self.events = 0
+        self._store = store
+        self._changed = changed
+
+    def put(self, decoded: Decoded[T]) -> None:
+        """Takes an added or modified object; one that could not be read leaves the one known before in place."""
+        with self._store.lock:
+            self.events += 1
+            self._put(decoded)
+            self._store.lock.notify_all()
+
+    def remove(self, key: ObjectKey) -> None:
+        """Takes a deletion; unknown keys are ignored."""
+        with self._store.lock:
+            self.events += 1
+            self._remove(key)
+            self._store.lock.notify_all()
+
+    def replace(self, listed: Iterable[Decoded[T]]) -> None:
+        """Takes a complete list: what is not in it is gone, and only what differs becomes dirty. Marks the kind as synced."""
+        with self._store.lock:
+            seen = set()
+            for decoded in listed:
+                seen.add(decoded.key)
+                self._put(decoded)
+            for key in [key for key in self.objects if key not in seen]:
+                self._remove(key)
+            for key in [key for kind, key in self._store.unreadable if kind == self.kind and key not in seen]:
+                del self._store.unreadable[self.kind, key]
+            self.synced = True
+            self._store.lock.notify_all()
+
+    def _put(self, decoded: Decoded[T]) -> None:
+        if decoded.refused:
+            name = "/".join(part for part in decoded.key if part)
+            self._store.unreadable[self.kind, decoded.key] = Finding(
+                self.kind, name, Reason.UNREADABLE_OBJECT, decoded.refused
+            )
+            return
+        self._store.unreadable.pop((self.kind, decoded.key), None)
+        if decoded.value is None:
+            self._remove(decoded.key)
+            return
+        old = self.objects.get(decoded.key)
+        if old != decoded.value:
+            self.objects[decoded.key] = decoded.value
+            self._changed(old, decoded.value)
+
+    def _remove(self, key: ObjectKey) -> None:
+        self._store.unreadable.pop((self.kind, key), None)
+        old = self.objects.pop(key, None)
+        if old is not None:
+            self._changed(old, None)
+
+
+class Store:
+    """All objects that decide about rules. ``lock`` is a Condition, notified at each change."""
+
+    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
+        self.lock = threading.Condition()
+        self.services: Intake[Service] = Intake(self, "Service", self._service_changed)
+        self.slices: Intake[EndpointSlice] = Intake(self, "EndpointSlice", self._slice_changed)
+        self.nodes: Intake[Node] = Intake(self, "Node", self._node_changed)
+        self.unreadable: dict[tuple[str, ObjectKey], Finding] = {}
+        self._now = now
+        self._slices_of: dict[ServiceKey, dict[str, EndpointSlice]] = {}
+        self._dirty: set[ServiceKey] = set()
+        self._node_dirty = False
+        self._triggers: dict[ServiceKey, list[float]] = {}
+        self._since: float | None = None
+
+    @property
+    def complete(self) -> bool:
+        """Whether Services and EndpointSlices have both been listed once: before that, nothing may be written."""
+        return self.services.synced and self.slices.synced
+
+    def node(self) -> Node | None:
+        """The own Node, if it is known."""
+        return next(iter(self.nodes.objects.values()), None)
+
+    def service(self, key: ServiceKey) -> tuple[Service | None, tuple[EndpointSlice, ...]]:
+        """One Service and its slices (of both families, in order of name, so that arrival order never shows)."""
+        with self.lock:
+            slices = self._slices_of.get(key, {})
+            return self.services.objects.get(key), tuple(slices[name] for name in sorted(slices))
+
+    def keys(self) -> list[ServiceKey]:
+        """Keys of all Services."""
+        with self.lock:
+            return [ServiceKey(*key) for key in self.services.objects]
+
+    def wait(self, timeout: float | None) -> bool:
+        """Waits until there is a change or ``timeout`` seconds have gone; gives whether there is one."""
+        with self.lock:
+            return self.lock.wait_for(lambda: self._since is not None and self.complete, timeout)
+
+    def take(self) -> Changes:
+        """Takes everything that is dirty; the caller owns it from here and must see it through."""
+        with self.lock:
+            changes = Changes(self._dirty, self._node_dirty, self._triggers, self._since)
+            self._dirty, self._node_dirty, self._triggers, self._since = set(), False, {}, None
+            return changes
+
+    def pending(self) -> tuple[int, float | None]:
+        """How many Services are dirty, and since when (monotonic seconds)."""
+        with self.lock:
+            return len(self._dirty), self._since
+
+    def wake(self) -> None:
+        """Wakes whoever waits, without a change (used at shutdown)."""
+        with self.lock:
+            self.lock.notify_all()
+
+    def _mark(self, key: ServiceKey) -> None:
+        self._dirty.add(key)
+        if self._since is None:
+            self._since = self._now()
+
+    def _service_changed(self, old: Service | None, new: Service | None) -> None:
+        self._mark((new or old).key)  # type: ignore[union-attr]
+
+    def _slice_changed(self, old: EndpointSlice | None, new: EndpointSlice | None) -> None:
+        if old is not None and (new is None or new.service != old.service):
+            slices = self._slices_of[old.service]
+            del slices[old.name]
+            if not slices:
+                del self._slices_of[old.service]
+            self._mark(old.service)
+        if new is not None:
+            self._slices_of.setdefault(new.service, {})[new.name] = new
+            self._mark(new.service)
+            if new.trigger is not None:
+                self._triggers.setdefault(new.service, []).append(new.trigger)
+
+    def _node_changed(self, old: Node | None, new: Node | None) -> None:
+        self._node_dirty = True
+        if self._since is None:
+            self._since = self._now()

@@ -1,0 +1,156 @@
+"""The values that walk the line: what proxyd keeps of a Service, an EndpointSlice and its Node, and what it has to say about them.
+
+Frozen and slim (a node holds tens of thousands of endpoints); no I/O and no behaviour beyond naming.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import NamedTuple
+
+import msgspec
+
+
+class Family(StrEnum):
+    """An address family; the value is the ``ip_family`` label of the metrics (kube-proxy's)."""
+
+    IPV4 = "IPv4"
+    IPV6 = "IPv6"
+
+
+FAMILIES = (Family.IPV4, Family.IPV6)
+
+# Lower-case, as both nftables and iptables spell it; the API's spelling ends at the decoder.
+PROTOCOLS = frozenset({"tcp", "udp", "sctp"})
+
+
+class ServiceKey(NamedTuple):
+    """Namespace and name of a Service."""
+
+    namespace: str
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.namespace}/{self.name}"
+
+
+class Reason(StrEnum):
+    """Why a Finding exists: a closed list, used as a metric label and documented for operators."""
+
+    UNREADABLE_OBJECT = "unreadable-object"
+    INVALID_PORT = "invalid-port"
+    INVALID_ADDRESS = "invalid-address"
+    INVALID_SOURCE_RANGE = "invalid-source-range"
+    INVALID_ENDPOINT = "invalid-endpoint"
+    DUPLICATE_PORT = "duplicate-port"
+    FRONTEND_CONFLICT = "frontend-conflict"
+    KERNEL_REFUSED = "kernel-refused"
+    NODE_NOT_FOUND = "node-not-found"
+
+
+class Finding(msgspec.Struct, frozen=True, gc=False):
+    """Something a user should know about one object: returned as data, read by log, metrics, Events and explain."""
+
+    kind: str
+    object: str
+    reason: Reason
+    message: str
+
+
+class Endpoint(msgspec.Struct, frozen=True, gc=False):
+    """One address of an EndpointSlice (discovery.k8s.io/v1 Endpoint), its address canonical."""
+
+    address: str
+    ready: bool = True
+    serving: bool = True
+    terminating: bool = False
+    node: str | None = None
+    zone_hints: tuple[str, ...] = ()
+    node_hints: tuple[str, ...] = ()
+
+
+class SlicePort(msgspec.Struct, frozen=True, gc=False):
+    """A port of an EndpointSlice: its *name* and protocol tie it to the Service's port, not its number."""
+
+    name: str
+    protocol: str
+    port: int
+
+
+class EndpointSlice(msgspec.Struct, frozen=True, gc=False):
+    """What proxyd keeps of an EndpointSlice. ``trigger`` is the change trigger time in Unix seconds, None if unknown."""
+
+    namespace: str
+    name: str
+    service: ServiceKey
+    family: Family
+    endpoints: tuple[Endpoint, ...] = ()
+    ports: tuple[SlicePort, ...] = ()
+    refused: tuple[str, ...] = ()
+    trigger: float | None = None
+
+
+class ServicePort(msgspec.Struct, frozen=True, gc=False):
+    """A port of a Service as the API gave it (numbers not yet checked)."""
+
+    name: str
+    protocol: str
+    port: int
+    node_port: int = 0
+
+
+class Service(msgspec.Struct, frozen=True, gc=False):
+    """What proxyd keeps of a Service: its addresses as the API spelled them; admission canonicalises and judges them.
+
+    ``created`` is the creationTimestamp as the API wrote it (RFC 3339, sorts as text; "" where there is none).
+    ``affinity_seconds`` is 0 without ClientIP affinity. ``ingress_ips`` leaves out ipMode Proxy and host names.
+    """
+
+    key: ServiceKey
+    ports: tuple[ServicePort, ...] = ()
+    cluster_ips: tuple[str, ...] = ()
+    external_ips: tuple[str, ...] = ()
+    ingress_ips: tuple[str, ...] = ()
+    source_ranges: tuple[str, ...] = ()
+    affinity_seconds: int = 0
+    internal_local: bool = False
+    external_local: bool = False
+    health_check_node_port: int = 0
+    created: str = ""
+
+
+class Node(msgspec.Struct, frozen=True, gc=False):
+    """What proxyd keeps of its own Node: addresses as listed (InternalIP first), zone, pod ranges, and whether it is leaving."""
+
+    name: str
+    addresses: tuple[str, ...] = ()
+    zone: str = ""
+    pod_cidrs: tuple[str, ...] = ()
+    deleting: bool = False
+    to_be_deleted_taint: bool = False
+
+
+class LocalDetector(msgspec.Struct, frozen=True, gc=False):
+    """How one family tells packets of this node's pods (KEP-2450 and its successors): by source range or by interface.
+
+    Exactly one field is set. ``interface`` may end in ``*`` (a prefix).
+    """
+
+    cidr: str = ""
+    interface: str = ""
+
+
+class NodeSettings(msgspec.Struct, frozen=True, gc=False):
+    """Everything about the node that rules of one family depend on, beside Services.
+
+    ``node_port_addresses`` is None where node ports answer on every local address. ``local`` is None without a detector.
+    """
+
+    family: Family
+    node_name: str
+    zone: str = ""
+    node_ip: str = ""
+    node_port_addresses: tuple[str, ...] | None = None
+    local: LocalDetector | None = None
+    masquerade_all: bool = False
+    masquerade_mark: int = 0x4000

@@ -1,0 +1,1 @@
+"""What proxyd shows over HTTP: metrics, health, mode."""
