@@ -16,6 +16,9 @@ from proxyd.model import EndpointSlice, Finding, Node, Reason, Service, ServiceK
 
 T = TypeVar("T")
 
+# Trigger times kept for one Service between two passes: enough for a latency metric, bounded while nobody takes them.
+TRIGGERS_KEPT = 100
+
 
 class Changes(NamedTuple):
     """What was taken from the store: dirty Services, whether the Node changed, and what the latency metrics need.
@@ -112,6 +115,7 @@ class Store:
         self._node_dirty = False
         self._triggers: dict[ServiceKey, list[float]] = {}
         self._since: float | None = None
+        self._woken = False
 
     @property
     def complete(self) -> bool:
@@ -134,9 +138,11 @@ class Store:
             return [ServiceKey(*key) for key in self.services.objects]
 
     def wait(self, timeout: float | None) -> bool:
-        """Waits until there is a change or ``timeout`` seconds have gone; gives whether there is one."""
+        """Waits for a change, a ``wake`` or ``timeout`` seconds; gives whether there is a change that may be written."""
         with self.lock:
-            return self.lock.wait_for(lambda: self._since is not None and self.complete, timeout)
+            self.lock.wait_for(lambda: self._woken or (self._since is not None and self.complete), timeout)
+            self._woken = False
+            return self._since is not None and self.complete
 
     def take(self) -> Changes:
         """Takes everything that is dirty; the caller owns it from here and must see it through."""
@@ -153,6 +159,7 @@ class Store:
     def wake(self) -> None:
         """Wakes whoever waits, without a change (used at shutdown)."""
         with self.lock:
+            self._woken = True
             self.lock.notify_all()
 
     def _mark(self, key: ServiceKey) -> None:
@@ -173,8 +180,9 @@ class Store:
         if new is not None:
             self._slices_of.setdefault(new.service, {})[new.name] = new
             self._mark(new.service)
-            if new.trigger is not None:
-                self._triggers.setdefault(new.service, []).append(new.trigger)
+            triggers = self._triggers.setdefault(new.service, [])
+            if new.trigger is not None and len(triggers) < TRIGGERS_KEPT:
+                triggers.append(new.trigger)
 
     def _node_changed(self, old: Node | None, new: Node | None) -> None:
         self._node_dirty = True

@@ -1,0 +1,66 @@
+"""What the sync thread tells others: an immutable Status that is swapped whole, and the events that metrics count."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import msgspec
+
+from proxyd.model import Family, Finding, Node
+
+
+class PassResult(msgspec.Struct, frozen=True):
+    """One attempt to bring one family's rules up to date. ``error`` is empty where it succeeded; times in seconds."""
+
+    family: Family
+    full: bool
+    seconds: float
+    services: int
+    operations: int
+    error: str = ""
+
+
+class FamilyStatus(msgspec.Struct, frozen=True):
+    """How one family stands. Times are monotonic seconds, except ``last_success_time`` (Unix seconds).
+
+    ``last_success`` is None before the first complete write; ``owed_since`` is the time of the oldest change that is
+    not in the kernel yet, None where nothing is owed.
+    """
+
+    family: Family
+    last_success: float | None = None
+    last_success_time: float | None = None
+    owed_since: float | None = None
+    last_error: str = ""
+    services: int = 0
+    endpoints: int = 0
+    no_local_internal: int = 0
+    no_local_external: int = 0
+
+
+class Status(msgspec.Struct, frozen=True):
+    """Everything that servers may show, as of the end of the last pass."""
+
+    mode: str
+    families: tuple[FamilyStatus, ...] = ()
+    findings: tuple[Finding, ...] = ()
+    node: Node | None = None
+
+
+class Observer(Protocol):
+    """Who counts what the sync thread does (the metrics). Called on the sync thread; must be quick and never raise."""
+
+    def queued(self) -> None:
+        """Something asked for a pass."""
+
+    def pass_done(self, result: PassResult) -> None:
+        """A pass over one family ended, well or not."""
+
+    def programmed(self, family: Family, seconds: float) -> None:
+        """An endpoint change reached the kernel ``seconds`` after it began (its trigger time)."""
+
+    def cleanup_failed(self, family: Family) -> None:
+        """Objects that are no longer used could not be deleted; it will be tried again."""
+
+    def found(self, finding: Finding) -> None:
+        """A Finding that was not there before."""
