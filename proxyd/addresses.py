@@ -63,5 +63,15 @@ def is_usable_endpoint(family: Family, address: str) -> bool:
 
     Source: the API's own validation of EndpointSlice addresses (ValidateNonSpecialIP).
     """
-    parsed = ipaddress.IPv4Address(address) if family is Family.IPV4 else ipaddress.IPv6Address(address)
-    return not (parsed.is_unspecified or parsed.is_loopback or parsed.is_link_local or parsed.is_multicast)
+    parsed = _parsed(family, address)
+    return is_usable_frontend(family, address) and not parsed.is_link_local
+
+
+def is_usable_frontend(family: Family, address: str) -> bool:
+    """Tells whether a Service may claim a canonical address: not unspecified, loopback or multicast."""
+    parsed = _parsed(family, address)
+    return not (parsed.is_unspecified or parsed.is_loopback or parsed.is_multicast)
+
+
+def _parsed(family: Family, address: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
+    return ipaddress.IPv4Address(address) if family is Family.IPV4 else ipaddress.IPv6Address(address)

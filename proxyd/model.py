@@ -1,4 +1,4 @@
-"""The values that walk the line: what proxyd keeps of a Service, an EndpointSlice and its Node, and what it has to say about them.
+"""The values that walk the line: a Service, an EndpointSlice, the own Node, and what there is to say about them.
 
 Frozen and slim (a node holds tens of thousands of endpoints); no I/O and no behaviour beyond naming.
 """
@@ -120,7 +120,7 @@ class Service(msgspec.Struct, frozen=True, gc=False):
 
 
 class Node(msgspec.Struct, frozen=True, gc=False):
-    """What proxyd keeps of its own Node: addresses as listed (InternalIP first), zone, pod ranges, and whether it is leaving."""
+    """What proxyd keeps of its own Node: addresses (InternalIP first), zone, pod ranges, and whether it is leaving."""
 
     name: str
     addresses: tuple[str, ...] = ()

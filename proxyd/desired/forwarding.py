@@ -1,0 +1,193 @@
+"""Where each frontend of one Service must lead on this node: the mode-neutral answer that every rule set is made from.
+
+Sources: the Service API; KEP-2086 (internalTrafficPolicy); externalTrafficPolicy with its short-circuits for pods and
+the node itself (KEP-2959 lineage); section 2 of the behaviour inventory of kube-proxy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from enum import StrEnum
+
+import msgspec
+
+from proxyd.addresses import contains
+from proxyd.desired.admission import Admitted
+from proxyd.desired.conflicts import Claim, FrontendKey, Kind, claim
+from proxyd.desired.endpoints import Backend, Choice, choose, merge
+from proxyd.model import EndpointSlice, Family, Finding, NodeSettings, Reason, Service, ServiceKey, ServicePort
+
+
+class Route(StrEnum):
+    """What happens to a new connection to a frontend.
+
+    "The node" is traffic made on the node itself; "pods" is what the local-traffic detector says is one of its pods.
+    """
+
+    CLUSTER = "cluster"  # everyone to the cluster list
+    LOCAL = "local"  # everyone to the local list
+    EXTERNAL = "external"  # everyone to the cluster list, source replaced
+    EXTERNAL_LOCAL = "external-local"  # pods, the node (source replaced): cluster list; others: local list, source kept
+    EXTERNAL_NO_LOCAL = "external-no-local"  # pods and the node as before; others dropped
+    REJECT = "reject"  # no endpoint anywhere: refused at once
+    DROP = "drop"  # endpoints exist, but none on this node
+
+
+class Frontend(msgspec.Struct, frozen=True, gc=False):
+    """One address and port (or node port) of a ServicePort. ``sources``: who may use it; None is everyone."""
+
+    key: FrontendKey
+    kind: Kind
+    route: Route
+    sources: tuple[str, ...] | None = None
+
+
+class PortForwarding(msgspec.Struct, frozen=True, gc=False):
+    """The forwarding of one ServicePort: its frontends, and the endpoint lists that their routes speak of."""
+
+    name: str
+    protocol: str
+    frontends: tuple[Frontend, ...]
+    cluster: tuple[Backend, ...] = ()
+    local: tuple[Backend, ...] = ()
+    beside: tuple[Backend, ...] = ()
+    affinity_seconds: int = 0
+    no_local_internal: bool = False
+    no_local_external: bool = False
+
+
+class Forwarding(msgspec.Struct, frozen=True, gc=False):
+    """All that one family has to forward for one Service, and what a user should know about it."""
+
+    key: ServiceKey
+    family: Family
+    cluster_ip: str
+    ports: tuple[PortForwarding, ...]
+    findings: tuple[Finding, ...] = ()
+
+
+def claims_of(service: Service, admitted: Admitted) -> dict[FrontendKey, Claim]:
+    """What a Service claims in one family; within a Service the stronger kind of address stands for a frontend."""
+    claims: dict[FrontendKey, Claim] = {}
+    for port in admitted.ports:
+        for key, kind in _frontends(port, admitted):
+            claims.setdefault(key, claim(kind, service.created, service.key))
+    return claims
+
+
+def _frontends(port: ServicePort, admitted: Admitted) -> list[tuple[FrontendKey, Kind]]:
+    """The frontends of a port, strongest kind first, each once."""
+    kinds = [
+        *((admitted.cluster_ip, Kind.CLUSTER_IP),),
+        *((address, Kind.LOAD_BALANCER) for address in admitted.ingress_ips),
+        *((address, Kind.EXTERNAL_IP) for address in admitted.external_ips),
+    ]
+    found: dict[FrontendKey, Kind] = {}
+    for address, kind in kinds:
+        found.setdefault(FrontendKey(address, port.protocol, port.port), kind)
+    if port.node_port:
+        found[FrontendKey("", port.protocol, port.node_port)] = Kind.NODE_PORT
+    return list(found.items())
+
+
+def build_forwarding(
+    service: Service,
+    admitted: Admitted,
+    slices: Sequence[EndpointSlice],
+    settings: NodeSettings,
+    lost: Mapping[FrontendKey, ServiceKey],
+) -> Forwarding:
+    """Works out the forwarding of one Service in one family; ``lost`` are its frontends that other Services have."""
+    findings = [
+        Finding("Service", str(service.key), Reason.FRONTEND_CONFLICT, f"{frontend} is served for {winner} instead")
+        for frontend, winner in lost.items()
+    ]
+    findings += [
+        Finding(
+            "EndpointSlice", f"{piece.namespace}/{piece.name}", Reason.INVALID_ENDPOINT, _refused_text(piece.refused)
+        )
+        for piece in slices
+        if piece.refused and piece.family is settings.family
+    ]
+    ports = tuple(_build_port(service, port, admitted, slices, settings, lost) for port in admitted.ports)
+    return Forwarding(service.key, settings.family, admitted.cluster_ip, ports, tuple(findings))
+
+
+def _refused_text(refused: tuple[str, ...]) -> str:
+    shown = ", ".join(repr(address) for address in refused[:3])
+    more = f" and {len(refused) - 3} more" if len(refused) > 3 else ""
+    return f"{shown}{more} cannot be an endpoint"
+
+
+def _build_port(
+    service: Service,
+    port: ServicePort,
+    admitted: Admitted,
+    slices: Sequence[EndpointSlice],
+    settings: NodeSettings,
+    lost: Mapping[FrontendKey, ServiceKey],
+) -> PortForwarding:
+    accessible = bool(port.node_port or admitted.ingress_ips or admitted.external_ips)
+    choice = choose(
+        merge(slices, settings.family, port.name, port.protocol),
+        settings.node_name,
+        settings.zone,
+        use_cluster=not service.internal_local or accessible,
+        use_local=service.internal_local or (service.external_local and accessible),
+    )
+    internal, external = _internal_route(service, choice), _external_route(service, choice)
+    frontends = tuple(
+        Frontend(
+            key,
+            kind,
+            internal if kind is Kind.CLUSTER_IP else external,
+            _allowed_sources(admitted, settings) if kind is Kind.LOAD_BALANCER else None,
+        )
+        for key, kind in _frontends(port, admitted)
+        if key not in lost
+    )
+    routes = {frontend.route for frontend in frontends}
+    return PortForwarding(
+        name=f"{service.key}:{port.name}" if port.name else str(service.key),
+        protocol=port.protocol,
+        frontends=frontends,
+        cluster=choice.cluster if routes & _USES_CLUSTER else (),
+        local=choice.local if routes & _USES_LOCAL else (),
+        beside=choice.beside,
+        affinity_seconds=service.affinity_seconds,
+        no_local_internal=internal is Route.DROP,
+        no_local_external=accessible and external is Route.EXTERNAL_NO_LOCAL,
+    )
+
+
+_USES_CLUSTER = {Route.CLUSTER, Route.EXTERNAL, Route.EXTERNAL_LOCAL, Route.EXTERNAL_NO_LOCAL}
+_USES_LOCAL = {Route.LOCAL, Route.EXTERNAL_LOCAL}
+
+
+def _internal_route(service: Service, choice: Choice) -> Route:
+    if not choice.exists:
+        return Route.REJECT
+    if not service.internal_local:
+        return Route.CLUSTER
+    return Route.LOCAL if choice.local else Route.DROP
+
+
+def _external_route(service: Service, choice: Choice) -> Route:
+    if not choice.exists:
+        return Route.REJECT
+    if not service.external_local:
+        return Route.EXTERNAL
+    return Route.EXTERNAL_LOCAL if choice.local else Route.EXTERNAL_NO_LOCAL
+
+
+def _allowed_sources(admitted: Admitted, settings: NodeSettings) -> tuple[str, ...] | None:
+    """Source ranges of load balancer addresses. Where they hold this node, the addresses themselves are let in too.
+
+    A node that uses a load balancer address which is bound on it appears with that address as its source.
+    """
+    sources = admitted.sources
+    if sources is None or not settings.node_ip or not any(contains(r, settings.node_ip) for r in sources):
+        return sources
+    own = [address for address in admitted.ingress_ips if not any(contains(r, address) for r in sources)]
+    length = 32 if settings.family is Family.IPV4 else 128
+    return (*sources, *(f"{address}/{length}" for address in own))

@@ -1,0 +1,94 @@
+"""The two-map layout: names of all objects of one generation, its sets and maps, and the chains that balance.
+
+Everything but the base chains and the affinity set belongs to a *generation* (``g1/endpoints``): a full sync loads a new
+generation beside the old one and then points the base chains at it. docs/nftables.md shows a whole listing.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+
+import msgspec
+
+from proxyd.model import Family
+from proxyd.nft.objects import Chain, Container, DnatMap, Field, Goto, Key, KeyType, Random, SetMark
+
+TABLE = "proxyd"
+TABLE_COMMENT = "rules of proxyd, layout 1"
+AFFINITY = "affinity"
+# The kernel keeps room for pins by need; when there is none left, clients are served without a pin.
+AFFINITY_SIZE = 1 << 20
+# Indexes of a frontend's second endpoint list (externalTrafficPolicy Local: the endpoints on this node).
+LOCAL_BASE = 1 << 16
+
+ADDRESS_KEY: Key = (Field.DADDR, Field.L4PROTO, Field.DPORT)
+NODE_PORT_KEY: Key = (Field.L4PROTO, Field.DPORT)
+
+_A, _P, _N = KeyType.ADDRESS, KeyType.PROTOCOL, KeyType.NUMBER
+_FRONTEND = (_A, _P, KeyType.PORT)
+_NODE_PORT = (_P, KeyType.PORT)
+_BACKEND = (_A, KeyType.PORT)
+
+_GENERATION = re.compile(r"g(\d+)/")
+
+
+def generation_of(name: str) -> int | None:
+    """The generation that an object's name says it belongs to, None for objects that outlive generations."""
+    found = _GENERATION.match(name)
+    return int(found[1]) if found else None
+
+
+class Layout(msgspec.Struct, frozen=True):
+    """The names of one generation in one family. ``mark`` is the bit that asks for masquerading."""
+
+    family: Family
+    generation: int
+    mark: int
+
+    def name(self, base: str) -> str:
+        """The name of an object of this generation."""
+        return f"g{self.generation}/{base}"
+
+    def containers(self) -> tuple[Container, ...]:
+        """All sets and maps, the lasting affinity set included."""
+        return (
+            Container(AFFINITY, (_A, _N), timeout=True, size=AFFINITY_SIZE),
+            Container(self.name("cluster-ips"), (_A,)),
+            Container(self.name("nodeport-ips"), (_A,)),
+            Container(self.name("hairpin"), (_A, _A, _P, KeyType.PORT)),
+            Container(self.name("service-ips"), _FRONTEND, (), counter=True),
+            Container(self.name("service-nodeports"), _NODE_PORT, (), counter=True),
+            Container(self.name("external-cluster"), _FRONTEND, ()),
+            Container(self.name("external-local-only"), _FRONTEND, ()),
+            Container(self.name("nodeport-cluster"), _NODE_PORT, ()),
+            Container(self.name("nodeport-local-only"), _NODE_PORT, ()),
+            Container(self.name("no-endpoints"), _FRONTEND, ()),
+            Container(self.name("no-endpoint-nodeports"), _NODE_PORT, ()),
+            Container(self.name("endpoints"), (*_FRONTEND, _N), _BACKEND, counter=True),
+            Container(self.name("nodeport-endpoints"), (*_NODE_PORT, _N), _BACKEND, counter=True),
+            Container(self.name("firewall-ips"), _FRONTEND),
+            Container(self.name("firewall-sources"), (*_FRONTEND, _A), interval=True),
+        )
+
+    def balancer(self, count: int, *, node_port: bool, local: bool = False) -> Chain:
+        """The chain that gives each of ``count`` endpoints of a frontend the same chance; all Services share it."""
+        return _balancer(self, count, node_port, local)
+
+    def masquerading(self, chain: Chain) -> Chain:
+        """The chain that asks for masquerading and then goes on in ``chain``."""
+        return _masquerading(self, chain.name)
+
+
+@lru_cache(maxsize=4096)
+def _balancer(layout: Layout, count: int, node_port: bool, local: bool) -> Chain:
+    name = f"{'local-' if local else ''}{'np' if node_port else 'lb'}-{count}"
+    key: Key = (*(NODE_PORT_KEY if node_port else ADDRESS_KEY), Random(count, LOCAL_BASE if local else 0))
+    target = layout.name("nodeport-endpoints" if node_port else "endpoints")
+    return Chain(layout.name(name), ((DnatMap(key, target),),))
+
+
+@lru_cache(maxsize=4096)
+def _masquerading(layout: Layout, name: str) -> Chain:
+    base = name.removeprefix(layout.name(""))
+    return Chain(layout.name(f"external-{base}"), ((SetMark(layout.mark), Goto(name)),))
