@@ -1,0 +1,91 @@
+"""What rules depend on beside Services: worked out from configuration, the Node object and the host's addresses."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from proxyd.addresses import canonical_range, contains
+from proxyd.model import Family, LocalDetector, Node, NodeSettings
+
+PRIMARY, LOCALHOST, ALL = "primary", "localhost", "all"
+
+
+class NodePolicy(msgspec.Struct, frozen=True):
+    """The part of the configuration that decides about the node (KubeProxyConfiguration v1alpha1 field names).
+
+    ``node_port_addresses`` holds keywords and canonical CIDRs; ``cluster_cidrs`` a CIDR for each family that has one.
+    """
+
+    node_name: str
+    detect_local_mode: str = "ClusterCIDR"
+    cluster_cidrs: dict[Family, str] = {}
+    bridge_interface: str = ""
+    interface_name_prefix: str = ""
+    node_port_addresses: tuple[str, ...] = (PRIMARY,)
+    bind_address: str = ""
+    masquerade_all: bool = False
+    masquerade_mark: int = 0x4000
+
+
+def node_settings(
+    family: Family, policy: NodePolicy, node: Node | None, local_addresses: Sequence[tuple[Family, str]]
+) -> NodeSettings:
+    """Settings of one family. ``local_addresses`` are the host's, the default route's first; they stand in for a Node."""
+    own = _node_addresses(family, policy, node, local_addresses)
+    return NodeSettings(
+        family=family,
+        node_name=policy.node_name,
+        zone=node.zone if node else "",
+        node_ip=own[0] if own else "",
+        node_port_addresses=_node_port_addresses(family, policy, own, local_addresses),
+        local=_detector(family, policy, node),
+        masquerade_all=policy.masquerade_all,
+        masquerade_mark=policy.masquerade_mark,
+    )
+
+
+def needs_local_addresses(policy: NodePolicy, node: Node | None) -> bool:
+    """Whether the host's own addresses matter: node ports on CIDRs, or no Node that says what the node's address is."""
+    keywords = {PRIMARY, LOCALHOST, ALL}
+    return not (node and node.addresses) or any(each not in keywords for each in policy.node_port_addresses)
+
+
+def _node_addresses(
+    family: Family, policy: NodePolicy, node: Node | None, local_addresses: Sequence[tuple[Family, str]]
+) -> list[str]:
+    """bindAddress before the Node's address before the default route's interface."""
+    word = ":" if family is Family.IPV6 else "."
+    bound = policy.bind_address if policy.bind_address not in ("", "0.0.0.0", "::") else ""  # noqa: S104
+    listed = [bound, *(node.addresses if node else ())] if bound else list(node.addresses if node else ())
+    own = [address for address in listed if word in address]
+    return own[:1] or [address for each, address in local_addresses if each is family][:1]
+
+
+def _node_port_addresses(
+    family: Family, policy: NodePolicy, own: list[str], local_addresses: Sequence[tuple[Family, str]]
+) -> tuple[str, ...] | None:
+    """Addresses that take node ports, None for all. A family that no CIDR speaks of is not restricted (as upstream)."""
+    keywords = [each for each in policy.node_port_addresses if "/" not in each]
+    ranges = [parsed for each in policy.node_port_addresses if (parsed := canonical_range(each))]
+    mine = [text for each, text in ranges if each is family]
+    if ALL in keywords or any(text.endswith("/0") for text in mine) or not (mine or keywords):
+        return None
+    chosen = dict.fromkeys(own if PRIMARY in keywords else ())
+    inside = (a for each, a in local_addresses if each is family and any(contains(text, a) for text in mine))
+    return tuple(chosen | dict.fromkeys(inside))
+
+
+def _detector(family: Family, policy: NodePolicy, node: Node | None) -> LocalDetector | None:
+    """How to tell packets of local pods (detectLocalMode); None where nothing is known for the family."""
+    if policy.detect_local_mode == "BridgeInterface":
+        return LocalDetector(interface=policy.bridge_interface)
+    if policy.detect_local_mode == "InterfaceNamePrefix":
+        return LocalDetector(interface=f"{policy.interface_name_prefix}*")
+    if policy.detect_local_mode == "NodeCIDR":
+        ranges = (canonical_range(each) for each in (node.pod_cidrs if node else ()))
+        cidr = next((each[1] for each in ranges if each and each[0] is family), "")
+    else:
+        cidr = policy.cluster_cidrs.get(family, "")
+    return LocalDetector(cidr=cidr) if cidr else None

@@ -1,0 +1,104 @@
+"""The real ruleset: libnftables in this process, through the official Python binding.
+
+A library context belongs to the network namespace in which it was made. Calls release the interpreter lock, so
+reflectors go on reading during a commit.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+from proxyd.kernel.ruleset import Contents, KernelRefusedError
+from proxyd.model import Family
+from proxyd.nft.layout import TABLE
+from proxyd.nft.objects import Transaction
+from proxyd.nft.script import FAMILY_WORD, script
+
+MINIMUM_VERSION = (1, 0, 6)
+_SHOWN = 600
+
+
+class NftablesUnavailableError(Exception):
+    """nftables cannot be used here at all; the text says what is missing and how to get it."""
+
+
+class LibNftables:
+    """nftables of the namespace in which the object is made. Not for use by several threads at once."""
+
+    def __init__(self) -> None:
+        """Raises ``NftablesUnavailableError`` where the binding or the library is missing or too old."""
+        try:
+            from nftables import Nftables  # noqa: PLC0415  (Debian's binding: absent in a plain virtual environment)
+        except ImportError as error:
+            raise NftablesUnavailableError(
+                f"the nftables Python binding is missing ({error}): install Debian's python3-nftables "
+                "and use a virtual environment that sees system packages"
+            ) from error
+        try:
+            self._nft: Any = Nftables()
+        except (OSError, RuntimeError, AttributeError) as error:
+            raise NftablesUnavailableError(f"libnftables cannot be loaded ({error}): install libnftables1") from error
+        # Terse: without it, a listing of names reads every element of every set from the kernel.
+        self._nft.set_terse_output(True)
+        self.version = self._version()
+
+    def commit(self, transaction: Transaction) -> None:
+        """See ``Ruleset``."""
+        if transaction.size or transaction.table is not None:
+            self._run(script(transaction))
+
+    def contents(self, family: Family) -> Contents:
+        """See ``Ruleset``."""
+        chains = self._list("chain", family)
+        sets, maps = self._list("set", family), self._list("map", family)
+        return Contents(frozenset(chains), dict.fromkeys(sets, False) | dict.fromkeys(maps, True))
+
+    def _list(self, kind: str, family: Family) -> list[str]:
+        listed = self._json(f"list {kind}s {FAMILY_WORD[family]}")
+        objects = (entry[kind] for entry in listed if kind in entry)
+        return [each["name"] for each in objects if each["table"] == TABLE]
+
+    def _version(self) -> str:
+        """The library's version; the binding tells it only in JSON output, and this listing needs no privilege to fail."""
+        try:
+            version: str = self._json("list sets ip")[0]["metainfo"]["version"]
+        except KernelRefusedError as error:
+            raise NftablesUnavailableError(f"nftables cannot be read: {error}{_hint(str(error))}") from error
+        except (ValueError, KeyError, IndexError) as error:
+            raise NftablesUnavailableError("libnftables was built without JSON support") from error
+        if tuple(int(part) for part in re.findall(r"\d+", version)[:3]) < MINIMUM_VERSION:
+            minimum = ".".join(map(str, MINIMUM_VERSION))
+            raise NftablesUnavailableError(f"nftables {version} is too old: {minimum} or newer is needed")
+        return version
+
+    def _json(self, command: str) -> list[dict[str, Any]]:
+        self._nft.set_json_output(True)
+        try:
+            listed: list[dict[str, Any]] = json.loads(self._run(command))["nftables"]
+        finally:
+            self._nft.set_json_output(False)
+        return listed
+
+    def _run(self, text: str) -> str:
+        code, output, error = self._nft.cmd(text)
+        if code:
+            raise KernelRefusedError(_short(error) or f"libnftables returned {code}")
+        return str(output)
+
+
+def _short(error: str) -> str:
+    """The message of the first error and the word it points at; the command line it quotes may be very long."""
+    lines = [line for line in (error or "").splitlines() if line.strip()]
+    if not lines:
+        return ""
+    quoted = ""
+    if len(lines) > 2 and "^" in lines[2]:
+        start, end = lines[2].index("^"), lines[2].rindex("^") + 1
+        quoted = f": {lines[1][:60].strip()} ... {lines[1][start:end].strip()}"
+    return (lines[0] + quoted)[:_SHOWN]
+
+
+def _hint(message: str) -> str:
+    return " (CAP_NET_ADMIN is needed)" if "Operation not permitted" in message else ""
