@@ -83,6 +83,7 @@ class Intake(Generic[T]):
             self._store.unreadable[self.kind, decoded.key] = Finding(
                 self.kind, name, Reason.UNREADABLE_OBJECT, decoded.refused
             )
+            self._store.attention()
             return
         self._store.unreadable.pop((self.kind, decoded.key), None)
         if decoded.value is None:
@@ -162,10 +163,14 @@ class Store:
             self._woken = True
             self.lock.notify_all()
 
-    def _mark(self, key: ServiceKey) -> None:
-        self._dirty.add(key)
+    def attention(self) -> None:
+        """Asks for a pass although no rule may change (there is a Finding to report); the caller holds the lock."""
         if self._since is None:
             self._since = self._now()
+
+    def _mark(self, key: ServiceKey) -> None:
+        self._dirty.add(key)
+        self.attention()
 
     def _service_changed(self, old: Service | None, new: Service | None) -> None:
         self._mark((new or old).key)  # type: ignore[union-attr]
@@ -186,5 +191,4 @@ class Store:
 
     def _node_changed(self, old: Node | None, new: Node | None) -> None:
         self._node_dirty = True
-        if self._since is None:
-            self._since = self._now()
+        self.attention()

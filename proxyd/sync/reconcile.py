@@ -1,0 +1,262 @@
+"""One family's rules: brings the kernel to what is desired, by what changed if possible and from scratch if not.
+
+What the kernel holds is known only from commits that succeeded. Whenever that knowledge is in doubt (start, a refused
+transaction) everything is written anew as a new generation beside the old one, so traffic never sees the gap.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+
+import structlog
+
+from proxyd.desired.forwarding import Forwarding
+from proxyd.desired.services import Desired, Lookup
+from proxyd.kernel.ruleset import Contents, KernelRefusedError, Ruleset
+from proxyd.model import Family, Finding, NodeSettings, Reason, ServiceKey
+from proxyd.nft.delta import NODE, Holdings
+from proxyd.nft.fixed import base_chains, generation_chains, node_port_elements
+from proxyd.nft.layout import AFFINITY, TABLE_COMMENT, Layout, generation_of
+from proxyd.nft.objects import Chain, Transaction
+from proxyd.nft.render import ServiceObjects, render_service
+from proxyd.sync.tally import Tally
+
+log = structlog.get_logger("proxyd.sync")
+
+# Operations in one commit of a full sync: the library's memory follows it (measured flat at this size).
+CHUNK = 5000
+# Services that the kernel may refuse in one full sync before the trouble is taken to lie elsewhere.
+QUARANTINED_AT_MOST = 16
+FIRST = (ServiceKey("default", "kubernetes"), ServiceKey("kube-system", "kube-dns"))
+
+Changes = dict[ServiceKey, ServiceObjects | None]
+
+
+class StoppedError(Exception):
+    """The daemon is asked to end; what is in the kernel is complete for the Services it has."""
+
+
+class Reconciler:
+    """Keeps one family's table equal to the desired state. Used by the sync thread only."""
+
+    def __init__(
+        self,
+        family: Family,
+        ruleset: Ruleset,
+        lookup: Lookup,
+        stopping: Callable[[], bool] = lambda: False,
+        progress: Callable[[Family, int, int], None] = lambda *_: None,
+    ) -> None:
+        self.family = family
+        self.tally = Tally()
+        self.findings: dict[ServiceKey, tuple[Finding, ...]] = {}
+        self.operations = 0
+        self._ruleset = ruleset
+        self._desired = Desired(family, lookup)
+        self._stopping = stopping
+        self._progress = progress
+        self._settings: NodeSettings | None = None
+        self._layout: Layout | None = None
+        self._holdings: Holdings | None = None
+        self._owed: set[ServiceKey] = set()
+        self._leftovers = Contents()
+        self._quarantined = 0
+
+    @property
+    def full_owed(self) -> bool:
+        """Whether the next pass has to write everything."""
+        return self._holdings is None
+
+    @property
+    def cleanup_owed(self) -> bool:
+        """Whether there are objects in the kernel that nothing uses any more."""
+        unused = self._holdings is not None and self._holdings.plan_cleanup() is not None
+        return unused or bool(self._leftovers.chains or self._leftovers.containers)
+
+    def sync(
+        self, dirty: Iterable[ServiceKey], all_keys: Callable[[], list[ServiceKey]], settings: NodeSettings
+    ) -> None:
+        """One pass. ``dirty`` are Services that changed; whatever an earlier pass could not do is done as well.
+
+        Raises ``KernelRefusedError`` where something is still owed afterwards, ``StoppedError`` at shutdown.
+        """
+        self.operations = 0
+        self._owed.update(dirty)
+        if self._holdings is not None and self._layout is not None:
+            try:
+                self._sync_changes(self._holdings, self._layout, all_keys, settings)
+                return
+            except KernelRefusedError as error:
+                # Most likely our picture of the kernel is wrong; nothing that follows may build on it.
+                self._holdings = None
+                log.warning("transaction refused, writing everything anew", ip_family=self.family, error=str(error))
+        self._sync_all(all_keys(), settings)
+
+    def forget(self) -> None:
+        """Takes nothing about the kernel for known any more: the next pass writes everything."""
+        self._holdings = None
+
+    def cleanup(self) -> None:
+        """Deletes what nothing uses any more. Raises ``KernelRefusedError``; it is then owed as before."""
+        if self._leftovers.chains or self._leftovers.containers:
+            self._delete_leftovers()
+        if self._holdings is not None and (transaction := self._holdings.plan_cleanup()) is not None:
+            self._ruleset.commit(transaction)
+            self._holdings.confirm_cleanup(transaction)
+
+    def _sync_changes(
+        self, holdings: Holdings, layout: Layout, all_keys: Callable[[], list[ServiceKey]], settings: NodeSettings
+    ) -> None:
+        if settings != self._settings:
+            # Zone, node address or detector changed: any Service may lead elsewhere now.
+            self._owed.update(all_keys())
+        self._owed = self._desired.concerned(self._owed)
+        if not self._owed and settings == self._settings:
+            return
+        changes: Changes = {}
+        if settings != self._settings:
+            changes[NODE] = _node_objects(layout, settings)
+        work = {key: self._desired.forwarding(key, settings) for key in self._owed}
+        changes.update((key, render_service(f, layout) if f else None) for key, (f, _) in work.items())
+        self._commit(holdings, changes)
+        self._settled({key: work[key] for key in self._owed})
+        self._settings = settings
+        self._owed = set()
+
+    def _sync_all(self, keys: list[ServiceKey], settings: NodeSettings) -> None:
+        """Writes a new generation and switches to it. With nothing of ours there, it is in use from the first commit."""
+        old = self._ruleset.contents(self.family)
+        generation = 1 + max((generation_of(name) or 0 for name in (*old.chains, *old.containers)), default=0)
+        layout, holdings = Layout(self.family, generation, settings.masquerade_mark), Holdings(self.family)
+        switch = base_chains(layout)
+        in_use = old.chains.isdisjoint(chain.name for chain in switch)
+        self._quarantined = 0
+        self._declare(layout, holdings, settings, switch if in_use else ())
+        concerned = self._desired.concerned([*keys, *self._owed])
+        self._load(layout, holdings, sorted(concerned, key=_importance), settings)
+        if not in_use:
+            self._commit_counted(Transaction(self.family, chains=switch))
+        self._layout, self._holdings, self._settings, self._owed = layout, holdings, settings, set()
+        self._leftovers = _not_of(generation, old, switch)
+
+    def _declare(self, layout: Layout, holdings: Holdings, settings: NodeSettings, base: tuple[Chain, ...]) -> None:
+        plan = holdings.plan({NODE: _node_objects(layout, settings)})
+        chains = plan.transaction.chains + base
+        self._commit_counted(
+            Transaction(
+                self.family,
+                table=TABLE_COMMENT,
+                containers=layout.containers(),
+                chains=chains,
+                add_elements=plan.transaction.add_elements,
+            )
+        )
+        holdings.confirm(plan)
+
+    def _load(self, layout: Layout, holdings: Holdings, keys: list[ServiceKey], settings: NodeSettings) -> None:
+        """Writes Services in commits that are each complete, the most important ones first."""
+        self.tally = Tally()
+        self.findings = {}
+        done = 0
+        for work, changes in self._chunks(layout, keys, settings):
+            if self._stopping():
+                raise StoppedError
+            self._commit_or_split(holdings, changes)
+            self._settled({key: each for key, each in work.items() if not each[0] or key in holdings})
+            done += len(work)
+            self._progress(self.family, done, len(keys))
+
+    def _chunks(
+        self, layout: Layout, keys: list[ServiceKey], settings: NodeSettings
+    ) -> Iterator[tuple[dict[ServiceKey, tuple[Forwarding | None, tuple[Finding, ...]]], Changes]]:
+        work: dict[ServiceKey, tuple[Forwarding | None, tuple[Finding, ...]]] = {}
+        changes: Changes = {}
+        size = 0
+        for key in keys:
+            forwarding, _ = work[key] = self._desired.forwarding(key, settings)
+            if forwarding is not None:
+                objects = changes[key] = render_service(forwarding, layout)
+                size += _size(objects)
+            if size >= CHUNK:
+                yield work, changes
+                work, changes, size = {}, {}, 0
+        yield work, changes
+
+    def _commit_or_split(self, holdings: Holdings, changes: Changes) -> None:
+        """Commits; what the kernel refuses is halved until the Services at fault are alone, and these are left out."""
+        try:
+            self._commit(holdings, changes)
+        except KernelRefusedError as error:
+            if len(changes) > 1:
+                keys = list(changes)
+                for half in (keys[: len(keys) // 2], keys[len(keys) // 2 :]):
+                    self._commit_or_split(holdings, {key: changes[key] for key in half})
+                return
+            self._quarantined += 1
+            if self._quarantined > QUARANTINED_AT_MOST:
+                raise
+            (key,) = changes
+            self.findings[key] = (Finding("Service", str(key), Reason.KERNEL_REFUSED, str(error)),)
+
+    def _commit(self, holdings: Holdings, changes: Changes) -> None:
+        plan = holdings.plan(changes)
+        self._commit_counted(plan.transaction)
+        holdings.confirm(plan)
+
+    def _commit_counted(self, transaction: Transaction) -> None:
+        if transaction.size:
+            self._ruleset.commit(transaction)
+            self.operations += transaction.size
+
+    def _settled(self, work: Mapping[ServiceKey, tuple[Forwarding | None, tuple[Finding, ...]]]) -> None:
+        for key, (forwarding, findings) in work.items():
+            self.tally.note(key, forwarding)
+            if findings:
+                self.findings[key] = findings
+            else:
+                self.findings.pop(key, None)
+
+    def _delete_leftovers(self) -> None:
+        """Deletes an old generation, in two commits: older kernels let go of chains only after all references are gone."""
+        chains, containers = self._leftovers.chains, self._leftovers.containers
+        self._ruleset.commit(
+            Transaction(
+                self.family,
+                chains=tuple(Chain(name, ()) for name in sorted(chains)),
+                delete_containers=tuple(sorted(containers.items())),
+            )
+        )
+        self._leftovers = Contents(chains)
+        self._ruleset.commit(Transaction(self.family, delete_chains=tuple(sorted(chains))))
+        self._leftovers = Contents()
+
+
+def _node_objects(layout: Layout, settings: NodeSettings) -> ServiceObjects:
+    """What does not belong to any Service: kept like a Service, so that it changes like one."""
+    return ServiceObjects(shared=node_port_elements(layout, settings), chains=generation_chains(layout, settings))
+
+
+def _not_of(generation: int, contents: Contents, base: tuple[Chain, ...]) -> Contents:
+    """What of ``contents`` is neither of this generation nor lasting."""
+    lasting = {AFFINITY, *(chain.name for chain in base)}
+
+    def stale(name: str) -> bool:
+        return name not in lasting and generation_of(name) != generation
+
+    return Contents(
+        frozenset(filter(stale, contents.chains)),
+        {name: is_map for name, is_map in contents.containers.items() if stale(name)},
+    )
+
+
+def _importance(key: ServiceKey) -> tuple[bool, ServiceKey]:
+    return key not in FIRST, key
+
+
+def _size(objects: ServiceObjects) -> int:
+    return (
+        len(objects.elements)
+        + len(objects.shared)
+        + sum(len(each.backends) for each in objects.lists)
+        + sum(len(chain.rules) for chain in objects.chains)
+    )
