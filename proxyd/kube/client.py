@@ -1,0 +1,318 @@
+"""The way to the API server: configuration, credentials and TLS from the official ``kubernetes`` package, GETs by urllib3.
+
+Of that package only ``Configuration``, ``ApiClient`` (for its connection pool) and the config loaders are used, and only
+once ``connect`` is called: its models, watch and informer cost several times the memory of all our objects.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+from urllib.parse import urlencode
+
+import msgspec
+import structlog
+import urllib3
+from urllib3.exceptions import ConnectTimeoutError, HTTPError, NewConnectionError, ReadTimeoutError, SSLError
+
+from proxyd import __version__
+
+CONNECT_SECONDS = 10.0
+# An answer begins long before this, also to a watch; what may be silent for longer is only the stream behind the headers.
+HEADER_SECONDS = 30.0
+RECHECK_SECONDS = 60.0
+CHUNK = 64 * 1024
+SERVICE_ACCOUNT = "/var/run/secrets/kubernetes.io/serviceaccount"
+
+log = structlog.get_logger()
+
+
+class ClientError(Exception):
+    """The way to the API server is not (or wrongly) configured; the text is one line for the user."""
+
+
+class ApiError(Exception):
+    """The API server answered with an error. ``retry_after`` is in seconds, 0 where the server named none."""
+
+    def __init__(self, status: int, reason: str, retry_after: float = 0.0, message: str = "") -> None:
+        super().__init__(f"{status} {reason}" + (f": {message}" if message else ""))
+        self.status = status
+        self.reason = reason
+        self.retry_after = retry_after
+
+
+class TransportError(Exception):
+    """No (complete) answer. ``reason`` is one of connect, tls, timeout, stream: a metric label."""
+
+    def __init__(self, reason: str, message: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
+class _Status(msgspec.Struct):
+    """The part of meta/v1 Status that an error body may carry."""
+
+    reason: str | None = None
+    message: str | None = None
+
+
+class Response:
+    """The body of one answer, read by one thread; ``abort`` may come from another."""
+
+    def __init__(self, raw: urllib3.BaseHTTPResponse) -> None:
+        self._raw = raw
+
+    def read1(self) -> bytes:
+        """Waits for data and gives what there is (at most 64 KiB), b"" at the end of the body. Raises TransportError.
+
+        Never a buffered reader over this: it would hold an event back until its buffer is full.
+        """
+        try:
+            return self._raw.read1(CHUNK)
+        except (HTTPError, OSError, ValueError) as error:
+            raise _transport_error(error) from error
+
+    def read(self) -> bytes:
+        """Reads the rest of the body. Raises TransportError."""
+        try:
+            return self._raw.read()
+        except (HTTPError, OSError, ValueError) as error:
+            raise _transport_error(error) from error
+
+    def set_read_timeout(self, seconds: float) -> None:
+        """Bounds the wait of each later read. No effect where the server said that it will close the connection."""
+        connection: Any = getattr(self._raw, "connection", None)
+        if connection is not None and connection.sock is not None:
+            connection.sock.settimeout(seconds)
+
+    def abort(self) -> None:
+        """Ends a read that waits in another thread: it raises TransportError or gives b""."""
+        try:
+            self._raw.shutdown()
+        except (OSError, ValueError, RuntimeError, AttributeError):
+            return  # already at its end, nobody waits any more
+
+    def close(self) -> None:
+        """Gives the connection back if the body was read to its end, else closes it."""
+        self._raw.close()
+
+
+class _Settings(NamedTuple):
+    """A configuration of the kubernetes package, the address that wins over its own, and the files it came from."""
+
+    configuration: Any
+    host: str
+    files: tuple[str, ...]
+
+
+class Client:
+    """GET requests to one API server. Safe for several threads; each open ``Response`` has a connection of its own."""
+
+    def __init__(self, load: Callable[[], _Settings], clock: Callable[[], float] = time.monotonic) -> None:
+        """``load`` reads the configuration anew and raises ClientError; ``clock`` gives monotonic seconds."""
+        self._load = load
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._checked = clock()
+        self._stamps: tuple[object, ...] = ()
+        self._build(load())
+
+    @property
+    def host(self) -> str:
+        """Base URL of the API server."""
+        return self._settings.host
+
+    def get(self, path: str, params: Mapping[str, str], *, read_timeout: float) -> Response:
+        """Sends a GET and gives the answer once its headers are here; at most ``read_timeout`` s pass between reads.
+
+        Raises ApiError for a status from 300 on, TransportError where no answer came. Never retries, follows no redirect.
+        """
+        pool, headers = self._ready()
+        url = self.host + path + (f"?{urlencode(params)}" if params else "")
+        timeout = urllib3.Timeout(connect=CONNECT_SECONDS, read=min(read_timeout, HEADER_SECONDS))
+        try:
+            raw = pool.request(
+                "GET", url, headers=headers, timeout=timeout, retries=False, redirect=False, preload_content=False
+            )
+        except (HTTPError, OSError, ValueError) as error:
+            raise _transport_error(error) from error
+        if raw.status >= 300:
+            raise _api_error(raw)
+        response = Response(raw)
+        response.set_read_timeout(read_timeout)
+        return response
+
+    def refresh(self) -> None:
+        """Reads credentials and certificates anew, at once: for use after a 401 or a TLS error. Failing keeps the old."""
+        with self._lock:
+            self._reload()
+
+    def _ready(self) -> tuple[urllib3.PoolManager, dict[str, str]]:
+        with self._lock:
+            if self._clock() - self._checked >= RECHECK_SECONDS:
+                self._checked = self._clock()
+                if _stamps(self._settings.files) != self._stamps:
+                    self._reload()
+            headers = {"Accept": "application/json", "User-Agent": f"proxyd/{__version__}"}
+            # The package's hook behind this call runs an exec plugin again once its token expires.
+            token = self._settings.configuration.get_api_key_with_prefix("BearerToken", alias="authorization")
+            if token and token.strip():
+                headers["Authorization"] = token.strip()
+            return self._pool, headers
+
+    def _reload(self) -> None:
+        try:
+            self._build(self._load())
+        except ClientError as error:
+            # Most likely caught in the middle of a rotation; what we have may well still be good.
+            log.warning("API client configuration not reloaded, keeping the old one", error=str(error))
+
+    def _build(self, settings: _Settings) -> None:
+        from kubernetes.client import ApiClient  # noqa: PLC0415 - costly, and not needed for a folder of manifests
+
+        self._settings = settings
+        self._pool: urllib3.PoolManager = ApiClient(settings.configuration).rest_client.pool_manager
+        self._checked = self._clock()
+        self._stamps = _stamps(settings.files)
+
+
+def connect(
+    kubeconfig: str,
+    master: str,
+    *,
+    service_account: str = SERVICE_ACCOUNT,
+    clock: Callable[[], float] = time.monotonic,
+) -> Client:
+    """Builds the client of the API server named by a kubeconfig file, or by the pod's environment if both are "".
+
+    ``master`` (a URL) wins over the kubeconfig's server, as kube-proxy's --master does. Sends nothing yet. Raises
+    ClientError. Credentials and certificates follow their files: looked at once a minute, and by ``Client.refresh``.
+    """
+    return Client(lambda: _settings(kubeconfig, master, service_account), clock)
+
+
+def _settings(kubeconfig: str, master: str, service_account: str) -> _Settings:
+    from kubernetes.client import Configuration  # noqa: PLC0415 - see Client._build
+
+    configuration = Configuration(host="")
+    configuration.socket_options = _socket_options()
+    configuration.connection_pool_maxsize = 4  # one watch per kind of object and one to spare
+    files: tuple[str, ...] = ()
+    if kubeconfig:
+        files = _load_kubeconfig(configuration, kubeconfig)
+    elif not master:
+        files = _load_in_cluster(configuration, service_account)
+    host = (master or configuration.host or "").rstrip("/")
+    if not host:
+        raise ClientError(f"kubeconfig {kubeconfig}: the current context's cluster has no server")
+    if "://" not in host:
+        host = f"https://{host}" if configuration.ssl_ca_cert or configuration.cert_file else f"http://{host}"
+    certificates = (configuration.ssl_ca_cert, configuration.cert_file, configuration.key_file)
+    _check_certificates(*certificates)
+    # Assigned last: the choice of a proxy from the environment depends on it.
+    configuration.host = host
+    return _Settings(configuration, host, (*files, *(name for name in certificates if name)))
+
+
+def _load_kubeconfig(configuration: Any, path: str) -> tuple[str, ...]:
+    """Fills ``configuration`` from a kubeconfig file; gives the files that hold its credentials."""
+    import yaml  # noqa: PLC0415
+    from kubernetes.config import ConfigException, load_kube_config  # noqa: PLC0415
+
+    path = os.path.expanduser(path)
+    try:
+        with open(path, encoding="utf-8") as file:
+            users = (yaml.safe_load(file) or {}).get("users") or ()
+        load_kube_config(config_file=path, client_configuration=configuration, persist_config=False)
+        folder = os.path.dirname(os.path.abspath(path))
+        tokens = (user["user"]["tokenFile"] for user in users if "tokenFile" in (user.get("user") or {}))
+        return (path, *(os.path.join(folder, token) for token in tokens))
+    except OSError as error:
+        raise ClientError(f"kubeconfig {error.filename or path}: {error.strerror or error}") from error
+    except (ConfigException, yaml.YAMLError, ValueError, TypeError, LookupError, AttributeError) as error:
+        raise ClientError(f"kubeconfig {path} is invalid: {_one_line(error)}") from error
+
+
+def _load_in_cluster(configuration: Any, folder: str) -> tuple[str, ...]:
+    """Fills ``configuration`` from the pod's environment and service account; gives the token's file."""
+    from kubernetes.config import ConfigException  # noqa: PLC0415
+    from kubernetes.config.incluster_config import InClusterConfigLoader  # noqa: PLC0415
+
+    token = os.path.join(folder, "token")
+    # Without the package's own refreshing: it would look once a minute, but not after a 401.
+    loader = InClusterConfigLoader(token, os.path.join(folder, "ca.crt"), try_refresh_token=False)
+    try:
+        loader.load_and_set(configuration)
+    except (ConfigException, OSError, ValueError) as error:
+        raise ClientError(f"no kubeconfig and no master given, and not in a pod: {_one_line(error)}") from error
+    return (token,)
+
+
+def _check_certificates(ca: str | None, cert: str | None, key: str | None) -> None:
+    """Finds what TLS would refuse only later, at each connection."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    name = ca
+    try:
+        if ca:
+            context.load_verify_locations(cafile=ca)
+        if cert:
+            name = cert
+            context.load_cert_chain(cert, key)
+    except OSError as error:
+        raise ClientError(f"certificate {name}: {_one_line(error)}") from error
+
+
+def _stamps(files: tuple[str, ...]) -> tuple[object, ...]:
+    """What tells that a file was written or replaced. Links are followed: mounted secrets are renewed by turning one."""
+    stamps: list[object] = []
+    for name in files:
+        try:
+            stat = os.stat(name)
+            stamps.append((stat.st_mtime_ns, stat.st_size, stat.st_ino))
+        except OSError:
+            stamps.append(None)
+    return tuple(stamps)
+
+
+def _socket_options() -> list[tuple[int, int, int]]:
+    """TCP keepalive as client-go has it (30 s idle, 9 probes, 15 s apart): a half-open watch ends within 3 minutes."""
+    return [
+        (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),
+        (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
+        (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 30),
+        (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 15),
+        (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 9),
+    ]
+
+
+def _api_error(raw: urllib3.BaseHTTPResponse) -> ApiError:
+    """Reads what an error answer has to say (a meta/v1 Status, if the API server itself sent it) and closes it."""
+    try:
+        status = msgspec.json.decode(raw.read(CHUNK), type=_Status)
+    except (HTTPError, OSError, ValueError, msgspec.MsgspecError):
+        status = _Status()
+    raw.close()
+    after = raw.headers.get("Retry-After") or ""
+    reason = status.reason or raw.reason or "error"
+    return ApiError(raw.status, reason, float(after) if after.isdecimal() else 0.0, status.message or "")
+
+
+def _transport_error(error: Exception) -> TransportError:
+    if isinstance(error, ConnectTimeoutError | NewConnectionError):
+        reason = "connect"
+    elif isinstance(error, ReadTimeoutError | TimeoutError):
+        reason = "timeout"
+    elif isinstance(error, SSLError | ssl.SSLError):
+        reason = "tls"
+    else:
+        reason = "stream"
+    return TransportError(reason, _one_line(error))
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split()) or type(error).__name__

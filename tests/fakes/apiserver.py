@@ -1,0 +1,487 @@
+"""A small API server on loopback, for tests and measurements: lists, pages, WatchList and watches, and faults on demand.
+
+It keeps objects as JSON with one counter for all resource versions. ``fail`` queues a fault for the next request that
+fits; what happened is in ``requests``. Real sockets and threads; TLS if given an ``ssl.SSLContext``.
+"""
+
+from __future__ import annotations
+
+import json
+import select
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Callable, Iterable
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any, NamedTuple
+from urllib.parse import parse_qsl, urlsplit
+
+SERVICES = "/api/v1/services"
+SLICES = "/apis/discovery.k8s.io/v1/endpointslices"
+NODES = "/api/v1/nodes"
+
+Key = tuple[str, str]
+
+
+class Request(NamedTuple):
+    """One request as it came. ``kind`` is list, page (a list with ``continue``), watchlist or watch."""
+
+    kind: str
+    path: str
+    params: dict[str, str]
+    headers: dict[str, str]
+
+
+class _Change(NamedTuple):
+    version: int
+    old: dict[str, Any] | None
+    new: dict[str, Any] | None
+    raw: bytes  # of the new object, or of the last one with the version of its deletion; of a bookmark
+
+
+class _Queued(NamedTuple):
+    fault: Fault
+    kind: str | None
+    path: str | None
+
+
+class ApiServer:
+    """The server. Use as a context manager, or ``start`` and ``stop``."""
+
+    def __init__(self, tls: ssl.SSLContext | None = None) -> None:
+        self.requests: list[Request] = []
+        self.token: str | None = None  # if set, requests need it
+        self.watching = 0
+        self.changed = threading.Condition()
+        self.stopping = False
+        self._objects: dict[str, dict[Key, tuple[dict[str, Any], bytes]]] = {}
+        self._log: dict[str, list[_Change]] = {}
+        self._oldest = 0
+        self._generation = 0
+        self._version = 100
+        self._faults: list[_Queued] = []
+        self._sockets: set[socket.socket] = set()
+        self._http = ThreadingHTTPServer(("127.0.0.1", 0), _Handler, bind_and_activate=False)
+        self._http.request_queue_size = 64
+        self._http.daemon_threads = True
+        self._http.api = self  # type: ignore[attr-defined]
+        self._http.server_bind()
+        self._http.server_activate()
+        if tls is not None:
+            self._http.socket = tls.wrap_socket(self._http.socket, server_side=True, do_handshake_on_connect=False)
+        self.url = f"{'https' if tls else 'http'}://127.0.0.1:{self._http.server_address[1]}"
+        self._thread = threading.Thread(target=lambda: self._http.serve_forever(poll_interval=0.02), daemon=True)
+
+    def start(self) -> ApiServer:
+        self._thread.start()
+        return self
+
+    def stop(self) -> None:
+        with self.changed:
+            self.stopping = True
+            self.changed.notify_all()
+            for sock in list(self._sockets):
+                _shutdown(sock)
+        self._http.shutdown()
+        self._http.server_close()
+        self._thread.join()
+
+    def __enter__(self) -> ApiServer:
+        return self.start()
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    # -- objects -------------------------------------------------------------------------------------------------------
+
+    def put(self, path: str, *objects: dict[str, Any]) -> None:
+        """Adds or changes objects; sets their resourceVersion."""
+        with self.changed:
+            for given in objects:
+                self._version += 1
+                obj = {**given, "metadata": {**given["metadata"], "resourceVersion": str(self._version)}}
+                raw = json.dumps(obj, separators=(",", ":")).encode()
+                old = self._objects.setdefault(path, {}).get(_key(obj))
+                self._objects[path][_key(obj)] = (obj, raw)
+                self._log.setdefault(path, []).append(_Change(self._version, old[0] if old else None, obj, raw))
+            self.changed.notify_all()
+
+    def put_raw(self, path: str, raw: str) -> None:
+        """Adds an object as it stands, for what no API server should send; every selection lets it through."""
+        with self.changed:
+            self._version += 1
+            self._log.setdefault(path, []).append(_Change(self._version, None, {}, raw.encode()))
+            self.changed.notify_all()
+
+    def delete(self, path: str, namespace: str, name: str) -> None:
+        with self.changed:
+            self._version += 1
+            old, _ = self._objects[path].pop((namespace, name))
+            last = {**old, "metadata": {**old["metadata"], "resourceVersion": str(self._version)}}
+            self._log[path].append(_Change(self._version, old, None, json.dumps(last).encode()))
+            self.changed.notify_all()
+
+    def bookmark(self, path: str) -> None:
+        """Sends a bookmark with the newest version to the open watches."""
+        with self.changed:
+            self._version += 1
+            raw = json.dumps({"metadata": {"resourceVersion": str(self._version)}}).encode()
+            self._log.setdefault(path, []).append(_Change(self._version, None, None, raw))
+            self.changed.notify_all()
+
+    def end_watches(self) -> None:
+        """Ends all open watches in good order, as at their timeoutSeconds."""
+        with self.changed:
+            self._generation += 1
+            self.changed.notify_all()
+
+    def compact(self) -> None:
+        """Forgets the past: a watch from any older version gets 410."""
+        with self.changed:
+            self._version += 1
+            self._oldest = self._version
+            self._log.clear()
+
+    # -- faults --------------------------------------------------------------------------------------------------------
+
+    def fail(self, fault: Fault, *, times: int = 1, kind: str | None = None, path: str | None = None) -> None:
+        """Answers the next ``times`` requests (of that kind and path) with ``fault``."""
+        with self.changed:
+            self._faults += [_Queued(fault, kind, path)] * times
+
+    def heal(self) -> None:
+        """Drops all queued faults."""
+        with self.changed:
+            self._faults.clear()
+
+    def count(self, kind: str | None = None, path: str | None = None) -> int:
+        """How many requests there were."""
+        return sum(1 for r in list(self.requests) if kind in (None, r.kind) and path in (None, r.path))
+
+    # -- used by the handlers ------------------------------------------------------------------------------------------
+
+    def take_fault(self, request: Request) -> Fault | None:
+        with self.changed:
+            self.requests.append(request)
+            self.changed.notify_all()
+            for number, queued in enumerate(self._faults):
+                if queued.kind in (None, request.kind) and queued.path in (None, request.path):
+                    return self._faults.pop(number).fault
+        return None
+
+    def snapshot(self, request: Request) -> tuple[int, list[tuple[Key, bytes]]]:
+        with self.changed:
+            objects = self._objects.get(request.path, {})
+            fits = [(key, raw) for key, (obj, raw) in sorted(objects.items()) if _selected(request, obj)]
+            return self._version, fits
+
+    def follow(self, exchange: Exchange, version: int) -> None:
+        """Sends what changed since ``version``, until the watch ends."""
+        with self.changed:
+            self.watching += 1
+            generation = self._generation
+            self.changed.notify_all()
+        try:
+            deadline = time.monotonic() + float(exchange.request.params.get("timeoutSeconds", 3600))
+            while not exchange.gone():
+                with self.changed:
+                    if self.stopping:
+                        return
+                    if version < self._oldest:
+                        exchange.send(_error(410, "Expired"))
+                        break
+                    log = self._log.get(exchange.request.path, [])
+                    news = log[_first_after(log, version) :]
+                    if not news and (generation != self._generation or time.monotonic() >= deadline):
+                        break
+                    if not news:
+                        self.changed.wait(0.05)
+                lines = [line for change in news if (line := _line(exchange.request, change))]
+                if lines:
+                    exchange.send(*lines)
+                version = news[-1].version if news else version
+            exchange.end()
+        finally:
+            with self.changed:
+                self.watching -= 1
+                self.changed.notify_all()
+
+    def keep(self, sock: socket.socket, here: bool) -> None:
+        with self.changed:
+            (self._sockets.add if here else self._sockets.discard)(sock)
+
+
+class Exchange:
+    """One request being answered; what faults are written with."""
+
+    def __init__(self, handler: _Handler, request: Request) -> None:
+        self.api: ApiServer = handler.server.api  # type: ignore[attr-defined]
+        self.request = request
+        self._handler = handler
+
+    def reply(self, code: int, body: bytes, **headers: str) -> None:
+        """A whole answer."""
+        self._handler.send_response(code)
+        for name, value in {"Content-Type": "application/json", "Content-Length": str(len(body)), **headers}.items():
+            self._handler.send_header(name.replace("_", "-"), value)
+        self._handler.end_headers()
+        self._handler.wfile.write(body)
+
+    def begin(self) -> None:
+        """The headers of a stream."""
+        self._handler.send_response(200)
+        self._handler.send_header("Content-Type", "application/json")
+        self._handler.send_header("Transfer-Encoding", "chunked")
+        self._handler.end_headers()
+        self._handler.wfile.flush()
+
+    def send(self, *parts: bytes) -> None:
+        """One HTTP chunk for each part, as the API server does for each event."""
+        self._handler.wfile.write(b"".join(b"%x\r\n%b\r\n" % (len(part), part) for part in parts))
+        self._handler.wfile.flush()
+
+    def end(self) -> None:
+        """The proper end of a stream."""
+        self._handler.wfile.write(b"0\r\n\r\n")
+        self._handler.wfile.flush()
+
+    def cut(self) -> None:
+        """Closes the connection here."""
+        self._handler.close_connection = True
+        _shutdown(self._handler.connection)
+
+    def hold(self) -> None:
+        """Sends nothing until the client goes away or the server stops."""
+        while not self.api.stopping and not self.gone():
+            with self.api.changed:
+                self.api.changed.wait(0.02)
+        self._handler.close_connection = True
+
+    def gone(self) -> bool:
+        """Whether the client closed the connection."""
+        readable, _, _ = select.select([self._handler.connection], [], [], 0)
+        return bool(readable)
+
+    def added(self) -> list[bytes]:
+        """Events for all objects, as a WatchList begins."""
+        return [_added(raw) for _, raw in self.api.snapshot(self.request)[1]]
+
+    def serve(self) -> None:
+        """The answer without any fault."""
+        version, objects = self.api.snapshot(self.request)
+        params = self.request.params
+        if self.request.kind in ("list", "page"):
+            start, limit = int(params.get("continue", 0)), int(params.get("limit", 0)) or len(objects)
+            page, left = objects[start : start + limit], len(objects) > start + limit
+            meta = {"resourceVersion": str(version), **({"continue": str(start + limit)} if left else {})}
+            items = b",".join(raw for _, raw in page)
+            self.reply(200, b'{"kind":"List","metadata":%b,"items":[%b]}' % (json.dumps(meta).encode(), items))
+            return
+        self.begin()
+        if self.request.kind == "watchlist":
+            self.send(*(_added(raw) for _, raw in objects), _end(version))
+        else:
+            version = int(params["resourceVersion"])
+        self.api.follow(self, version)
+
+
+Fault = Callable[[Exchange], None]
+
+
+def status(code: int, reason: str = "", retry_after: int | None = None) -> Fault:
+    """An error status with a meta/v1 Status as its body."""
+    body = json.dumps({"kind": "Status", "code": code, "reason": reason, "message": "on demand"}).encode()
+    headers = {} if retry_after is None else {"Retry_After": str(retry_after)}
+    return lambda exchange: exchange.reply(code, body, **headers)
+
+
+def error_event(code: int, reason: str = "") -> Fault:
+    """A stream of one ERROR event."""
+
+    def fault(exchange: Exchange) -> None:
+        exchange.begin()
+        exchange.send(_error(code, reason))
+        exchange.end()
+
+    return fault
+
+
+def end_at_once(exchange: Exchange) -> None:
+    """An empty stream."""
+    exchange.begin()
+    exchange.end()
+
+
+def garbage(exchange: Exchange) -> None:
+    """A line that is not JSON."""
+    exchange.begin()
+    exchange.send(b'{"type":"ADDED","object":{"meta\x00\n')
+    exchange.end()
+
+
+def cut_in_line(exchange: Exchange) -> None:
+    """All objects but the last, half of that one, and the connection closes."""
+    exchange.begin()
+    *whole, last = exchange.added()
+    exchange.send(*whole, last[: len(last) // 2])
+    exchange.cut()
+
+
+def end_in_line(exchange: Exchange) -> None:
+    """As before, but the stream ends in good order as far as HTTP goes."""
+    exchange.begin()
+    *whole, last = exchange.added()
+    exchange.send(*whole, last[: len(last) // 2])
+    exchange.end()
+
+
+def end_in_initial_events(exchange: Exchange) -> None:
+    """The first half of the objects, and the stream ends in good order."""
+    exchange.begin()
+    events = exchange.added()
+    exchange.send(*events[: len(events) // 2])
+    exchange.end()
+
+
+def no_end(exchange: Exchange) -> None:
+    """All objects, and never the bookmark that ends a WatchList's initial events (a server that does not know them)."""
+    exchange.begin()
+    exchange.send(*exchange.added())
+    exchange.hold()
+
+
+def stalled(exchange: Exchange) -> None:
+    """The headers of a stream, then silence."""
+    exchange.begin()
+    exchange.hold()
+
+
+def mute(exchange: Exchange) -> None:
+    """Not even headers."""
+    exchange.hold()
+
+
+def raw_lines(*lines: bytes) -> Fault:
+    """A stream of these lines that ends in good order; each line goes out in small chunks."""
+
+    def fault(exchange: Exchange) -> None:
+        exchange.begin()
+        for line in lines:
+            exchange.send(*(line[at : at + 100] for at in range(0, len(line), 100)))
+        exchange.end()
+
+    return fault
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
+    wbufsize = 64 * 1024
+    timeout = 30
+
+    def setup(self) -> None:
+        super().setup()
+        self.server.api.keep(self.connection, True)  # type: ignore[attr-defined]
+
+    def finish(self) -> None:
+        self.server.api.keep(self.connection, False)  # type: ignore[attr-defined]
+        try:
+            super().finish()
+        except OSError:
+            return
+
+    def handle(self) -> None:
+        try:
+            super().handle()
+        except OSError:
+            self.close_connection = True
+
+    def do_GET(self) -> None:
+        url = urlsplit(self.path)
+        params = dict(parse_qsl(url.query))
+        kind = "page" if "continue" in params else "list"
+        if params.get("watch") == "true":
+            kind = "watchlist" if params.get("sendInitialEvents") == "true" else "watch"
+        api: ApiServer = self.server.api  # type: ignore[attr-defined]
+        exchange = Exchange(self, Request(kind, url.path, params, dict(self.headers.items())))
+        fault = api.take_fault(exchange.request)
+        if fault is None and api.token is not None and self.headers.get("Authorization") != f"Bearer {api.token}":
+            fault = status(401, "Unauthorized")
+        (fault or Exchange.serve)(exchange)
+        self.wfile.flush()
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002
+        return
+
+
+def service(name: str, ip: str, namespace: str = "default", **spec: object) -> dict[str, Any]:
+    """A v1 Service with one port; ``spec`` adds to or replaces fields of its spec."""
+    ports = [{"name": "http", "protocol": "TCP", "port": 80}]
+    return {
+        "metadata": {"name": name, "namespace": namespace, "labels": {"app": name}},
+        "spec": {"type": "ClusterIP", "clusterIP": ip, "clusterIPs": [ip], "ports": ports, **spec},
+    }
+
+
+def endpoint_slice(name: str, of: str, addresses: Iterable[str], namespace: str = "default") -> dict[str, Any]:
+    """A discovery.k8s.io/v1 EndpointSlice of a Service, all endpoints ready."""
+    return {
+        "metadata": {"name": name, "namespace": namespace, "labels": {"kubernetes.io/service-name": of}},
+        "addressType": "IPv4",
+        "endpoints": [{"addresses": [address], "conditions": {"ready": True}} for address in addresses],
+        "ports": [{"name": "http", "protocol": "TCP", "port": 8080}],
+    }
+
+
+def _key(obj: dict[str, Any]) -> Key:
+    return obj["metadata"].get("namespace", ""), obj["metadata"]["name"]
+
+
+def _selected(request: Request, obj: dict[str, Any] | None) -> bool:
+    """The few selectors that proxyd uses: ``!label``, ``metadata.name=``, ``spec.clusterIP!=None``."""
+    if not obj:
+        return obj is not None
+    label, field = request.params.get("labelSelector", ""), request.params.get("fieldSelector", "")
+    if label and label.removeprefix("!") in (obj["metadata"].get("labels") or {}):
+        return False
+    if field.startswith("metadata.name="):
+        return bool(obj["metadata"]["name"] == field.partition("=")[2])
+    return not field or obj.get("spec", {}).get("clusterIP") != "None"
+
+
+def _line(request: Request, change: _Change) -> bytes:
+    """The event of a change as this watch sees it: leaving its selection is a deletion."""
+    if change.old is None and change.new is None:
+        return b'{"type":"BOOKMARK","object":%b}\n' % change.raw
+    old, new = _selected(request, change.old), _selected(request, change.new)
+    kind = {(False, True): b"ADDED", (True, True): b"MODIFIED", (True, False): b"DELETED"}.get((old, new))
+    return b'{"type":"%b","object":%b}\n' % (kind, change.raw) if kind else b""
+
+
+def _first_after(log: list[_Change], version: int) -> int:
+    at = len(log)
+    while at and log[at - 1].version > version:
+        at -= 1
+    return at
+
+
+def _added(raw: bytes) -> bytes:
+    return b'{"type":"ADDED","object":%b}\n' % raw
+
+
+def _end(version: int) -> bytes:
+    meta = {"resourceVersion": str(version), "annotations": {"k8s.io/initial-events-end": "true"}}
+    return b'{"type":"BOOKMARK","object":%b}\n' % json.dumps({"metadata": meta}).encode()
+
+
+def _error(code: int, reason: str) -> bytes:
+    body = {"kind": "Status", "code": code, "reason": reason, "message": "on demand"}
+    return b'{"type":"ERROR","object":%b}\n' % json.dumps(body).encode()
+
+
+def _shutdown(sock: socket.socket) -> None:
+    try:
+        sock.shutdown(socket.SHUT_RDWR)
+    except OSError:
+        return
