@@ -1,0 +1,52 @@
+"""What is answered where: the routes of the metrics address and of the health address."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from proxyd.serve import health
+from proxyd.serve.http import Request, Response, Routes
+from proxyd.serve.metrics import CONTENT_TYPE, Metrics
+from proxyd.sync.status import Status
+
+
+def metrics_routes(metrics: Metrics, mode: str, config: Mapping[str, Any]) -> Routes:
+    """Routes of ``metricsBindAddress``. ``config`` is the KubeProxyConfiguration in force, in its v1alpha1 form.
+
+    Its /healthz only says that the process answers, as in kube-proxy.
+    """
+    configz = json.dumps({"kubeproxy.config.k8s.io": config}).encode()
+
+    def scrape(_request: Request) -> Response:
+        return Response(content_type=CONTENT_TYPE, body=metrics.render())
+
+    def ok(_request: Request) -> Response:
+        return Response(body=b"ok")
+
+    def proxy_mode(_request: Request) -> Response:
+        return Response(body=mode.encode())
+
+    def configuration(_request: Request) -> Response:
+        return Response(content_type="application/json", body=configz)
+
+    return {"/metrics": scrape, "/healthz": ok, "/proxyMode": proxy_mode, "/configz": configuration}
+
+
+def health_routes(
+    metrics: Metrics,
+    status: Callable[[], Status],
+    waiting_since: Callable[[], float | None],
+    sync_period: float,
+) -> Routes:
+    """Routes of ``healthzBindAddress``.
+
+    ``waiting_since`` gives the monotonic time of the oldest change that could be written and has not been taken
+    (None while the store is not complete yet: the API server being away is no reason to be restarted).
+    """
+
+    return {
+        "/healthz": health.handler(health.healthz, status, waiting_since, sync_period, metrics.healthz_answered),
+        "/livez": health.handler(health.livez, status, waiting_since, sync_period, metrics.livez_answered),
+    }
