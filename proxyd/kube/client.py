@@ -21,6 +21,7 @@ import urllib3
 from urllib3.exceptions import ConnectTimeoutError, HTTPError, NewConnectionError, ReadTimeoutError, SSLError
 
 from proxyd import __version__
+from proxyd.errors import UserError
 
 CONNECT_SECONDS = 10.0
 # An answer begins long before this, also to a watch; what may be silent for longer is only the stream behind the headers.
@@ -32,7 +33,7 @@ SERVICE_ACCOUNT = "/var/run/secrets/kubernetes.io/serviceaccount"
 log = structlog.get_logger()
 
 
-class ClientError(Exception):
+class ClientError(UserError):
     """The way to the API server is not (or wrongly) configured; the text is one line for the user."""
 
 

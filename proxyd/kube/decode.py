@@ -6,6 +6,7 @@ One object that cannot be read is a refusal with a reason, never an error of the
 from __future__ import annotations
 
 import calendar
+import sys
 import time
 from collections.abc import Callable
 from typing import Generic, NamedTuple, TypeVar
@@ -27,7 +28,7 @@ T = TypeVar("T")
 
 
 class Decoded(NamedTuple, Generic[T]):
-    """One decoded object. ``value`` None and ``refused`` empty: not for this proxy; ``refused``: why it could not be read."""
+    """One decoded object. ``value`` None: not for this proxy, or, with ``refused``, why it could not be read."""
 
     key: ObjectKey
     resource_version: str
@@ -151,14 +152,22 @@ class _Node(_Struct):
     status: _NodeStatus | None = None
 
 
-class _OnlyMeta(_Struct):
-    metadata: _Meta
+class _Identity(_Struct):
+    name: str | None = None
+    namespace: str | None = None
+    resource_version: str | None = None
+
+
+class _OnlyIdentity(_Struct):
+    """Who an object is and nothing else: labels, say, may be what is wrong with it."""
+
+    metadata: _Identity
 
 
 _SERVICE = msgspec.json.Decoder(_Service)
 _SLICE = msgspec.json.Decoder(_EndpointSlice)
 _NODE = msgspec.json.Decoder(_Node)
-_META = msgspec.json.Decoder(_OnlyMeta)
+_IDENTITY = msgspec.json.Decoder(_OnlyIdentity)
 
 
 def _decoded(
@@ -171,8 +180,9 @@ def _decoded(
     try:
         wire = decoder.decode(raw)
     except msgspec.ValidationError as error:
-        meta = _META.decode(raw).metadata
-        return Decoded((meta.namespace or "", meta.name or ""), meta.resource_version or "", None, str(error))
+        identity = _IDENTITY.decode(raw).metadata
+        key = (identity.namespace or "", identity.name or "")
+        return Decoded(key, identity.resource_version or "", None, str(error))
     meta = wire.metadata  # type: ignore[attr-defined]
     key = (meta.namespace or "", meta.name or "")
     if not key[1]:
@@ -242,9 +252,7 @@ def _endpoint_slice(wire: _EndpointSlice, key: ObjectKey) -> EndpointSlice | Non
         return None
     refused: list[str] = []
     endpoints = tuple(
-        endpoint
-        for entry in wire.endpoints or ()
-        if (endpoint := _endpoint(entry, family, refused)) is not None
+        endpoint for entry in wire.endpoints or () if (endpoint := _endpoint(entry, family, refused)) is not None
     )
     ports = tuple(
         SlicePort(p.name or "", (p.protocol or "TCP").lower(), p.port)
@@ -259,12 +267,8 @@ def _endpoint_slice(wire: _EndpointSlice, key: ObjectKey) -> EndpointSlice | Non
 
 
 _READY = _Conditions()
-_intern: dict[str, str] = {}
-
-
-def _shared(text: str) -> str:
-    """One string object for each node or zone name, however often the cluster repeats it."""
-    return _intern.setdefault(text, text)
+# One string object for each node or zone name, however often the cluster repeats it; gone with its last user.
+_shared = sys.intern
 
 
 def _names(hints: list[_Named] | None) -> tuple[str, ...]:

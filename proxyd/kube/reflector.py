@@ -121,7 +121,7 @@ class Reflector(Generic[T]):
         """Starts the thread. To be called once."""
         self._thread.start()
 
-    def stop(self, timeout: float = 2.0) -> bool:
+    def stop(self, timeout: float = 0.5) -> bool:
         """Ends the thread, also out of a stalled stream; waits ``timeout`` seconds at most and tells whether it ended.
 
         What may outlast that is a connection being made; the thread is a daemon thread and holds nothing up.

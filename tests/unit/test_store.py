@@ -1,0 +1,218 @@
+"""The store: what becomes dirty, what stays known, and who is woken."""
+
+import threading
+from collections.abc import Iterable
+
+import pytest
+
+from proxyd.kube.decode import Decoded
+from proxyd.kube.store import TRIGGERS_KEPT, Changes, Store
+from proxyd.model import Endpoint, EndpointSlice, Family, Finding, Node, Reason, Service, ServiceKey
+
+WEB, API = ServiceKey("shop", "web"), ServiceKey("shop", "api")
+
+
+def service(key: ServiceKey, ip: str = "10.0.0.1") -> Decoded[Service]:
+    return Decoded(key, "1", Service(key, cluster_ips=(ip,)))
+
+
+def endpoints(
+    name: str, of: ServiceKey, addresses: Iterable[str] = (), trigger: float | None = None
+) -> Decoded[EndpointSlice]:
+    found = tuple(Endpoint(address) for address in addresses)
+    value = EndpointSlice(of.namespace, name, of, Family.IPV4, found, trigger=trigger)
+    return Decoded((of.namespace, name), "1", value)
+
+
+def node(zone: str) -> Decoded[Node]:
+    return Decoded(("", "n1"), "1", Node("n1", zone=zone))
+
+
+@pytest.fixture
+def store() -> Store:
+    """A store that has been listed, empty, with a clock that counts 1, 2, 3."""
+    times = iter(range(1, 1000))
+    store = Store(lambda: float(next(times)))
+    for intake in (store.services, store.slices, store.nodes):
+        intake.replace([])
+    return store
+
+
+def test_complete_once_services_and_slices_are_listed() -> None:
+    store = Store()
+    assert not store.complete
+    store.services.replace([])
+    assert not store.complete
+    store.slices.replace([])
+    assert store.complete
+
+
+def test_a_change_makes_its_service_dirty_once(store: Store) -> None:
+    store.services.put(service(WEB))
+    store.services.put(service(WEB, "10.0.0.2"))
+    assert store.pending() == (1, 1.0)
+    changes = store.take()
+    assert (changes.services, changes.since, changes.node, changes.any) == ({WEB}, 1.0, False, True)
+    assert store.take() == Changes(set(), False, {}, None)
+    assert not store.take().any
+    assert store.pending() == (0, None)
+
+
+def test_an_equal_object_is_no_change(store: Store) -> None:
+    store.services.put(service(WEB))
+    store.take()
+    store.services.put(Decoded(WEB, "2", Service(WEB, cluster_ips=("10.0.0.1",))))
+    assert not store.take().any
+    assert store.services.events == 2
+
+
+def test_removal(store: Store) -> None:
+    store.services.put(service(WEB))
+    store.take()
+    store.services.remove(WEB)
+    store.services.remove(("shop", "never-there"))
+    assert store.take().services == {WEB}
+    assert store.service(WEB) == (None, ())
+    assert store.keys() == []
+
+
+def test_an_object_that_is_no_longer_for_us_is_removed(store: Store) -> None:
+    store.services.put(service(WEB))
+    store.take()
+    store.services.put(Decoded(WEB, "2", None))
+    assert store.take().services == {WEB}
+    assert store.keys() == []
+    store.services.put(Decoded(WEB, "3", None))
+    assert not store.take().any
+    store.services.put(service(WEB))
+    assert store.take().services == {WEB}
+
+
+def test_replace_makes_only_differences_dirty(store: Store) -> None:
+    same, changed, gone, new = (ServiceKey("shop", name) for name in ("same", "changed", "gone", "new"))
+    store.services.replace([service(same), service(changed), service(gone)])
+    store.take()
+    store.services.replace([service(same), service(changed, "10.0.0.9"), service(new)])
+    assert store.take().services == {changed, gone, new}
+    assert sorted(store.keys()) == sorted([same, changed, new])
+
+
+def test_slices_of_a_service_come_in_order_of_name(store: Store) -> None:
+    for name in ("b", "c", "a"):
+        store.slices.put(endpoints(name, WEB))
+    store.slices.put(endpoints("x", API))
+    store.services.put(service(WEB))
+    found, slices = store.service(WEB)
+    assert found is not None
+    assert [each.name for each in slices] == ["a", "b", "c"]
+
+
+def test_a_slice_that_moves_makes_both_services_dirty(store: Store) -> None:
+    store.slices.put(endpoints("a", WEB, ["192.0.2.1"]))
+    store.take()
+    store.slices.put(endpoints("a", API, ["192.0.2.1"]))
+    assert store.take().services == {WEB, API}
+    assert store.service(WEB)[1] == ()
+    assert len(store.service(API)[1]) == 1
+
+
+def test_removing_one_of_two_slices(store: Store) -> None:
+    store.slices.put(endpoints("a", WEB))
+    store.slices.put(endpoints("b", WEB))
+    store.take()
+    store.slices.remove(("shop", "a"))
+    assert store.take().services == {WEB}
+    assert [each.name for each in store.service(WEB)[1]] == ["b"]
+    store.slices.remove(("shop", "b"))
+    assert store.service(WEB)[1] == ()
+
+
+def test_triggers_are_kept_bounded_and_taken_once(store: Store) -> None:
+    for number in range(TRIGGERS_KEPT + 5):
+        store.slices.put(endpoints("a", WEB, trigger=float(number)))
+    store.slices.put(endpoints("b", API))
+    triggers = store.take().triggers
+    assert triggers[WEB] == [float(number) for number in range(TRIGGERS_KEPT)]
+    assert not triggers.get(API)
+    assert store.take().triggers == {}
+
+
+class TestUnreadable:
+    REFUSED = Decoded[Service](WEB, "2", None, "spec is a list")
+    FINDING = Finding("Service", "shop/web", Reason.UNREADABLE_OBJECT, "spec is a list")
+
+    def test_keeps_the_object_known_before(self, store: Store) -> None:
+        store.services.put(service(WEB))
+        store.take()
+        store.services.put(self.REFUSED)
+        assert not store.take().any
+        assert store.service(WEB)[0] == service(WEB).value
+        assert list(store.unreadable.values()) == [self.FINDING]
+
+    def test_also_in_a_list(self, store: Store) -> None:
+        store.services.put(service(WEB))
+        store.take()
+        store.services.replace([self.REFUSED, service(API)])
+        assert store.take().services == {API}
+        assert store.service(WEB)[0] == service(WEB).value
+
+    def test_ends_when_it_can_be_read(self, store: Store) -> None:
+        store.services.put(self.REFUSED)
+        store.services.put(service(WEB))
+        assert store.unreadable == {}
+
+    def test_ends_with_the_object(self, store: Store) -> None:
+        store.services.put(self.REFUSED)
+        store.services.remove(WEB)
+        assert store.unreadable == {}
+
+    def test_ends_when_a_list_is_without_it_and_other_kinds_stay(self, store: Store) -> None:
+        store.services.put(self.REFUSED)
+        store.slices.put(Decoded(("shop", "a"), "1", None, "bad"))
+        store.services.replace([])
+        assert list(store.unreadable) == [("EndpointSlice", ("shop", "a"))]
+
+    def test_without_a_namespace(self, store: Store) -> None:
+        store.nodes.put(Decoded(("", "n1"), "1", None, "bad"))
+        assert [finding.object for finding in store.unreadable.values()] == ["n1"]
+
+
+def test_node(store: Store) -> None:
+    assert store.node() is None
+    store.nodes.put(node("z1"))
+    changes = store.take()
+    assert (changes.node, changes.any, changes.since) == (True, True, 1.0)
+    assert changes.services == set()
+    store.nodes.put(node("z1"))  # a heartbeat
+    assert not store.take().any
+    store.nodes.put(node("z2"))
+    assert store.node() == Node("n1", zone="z2")
+    store.services.put(service(WEB))
+    assert store.take().since == 2.0
+    store.nodes.remove(("", "n1"))
+    assert store.node() is None
+
+
+class TestWait:
+    def test_nothing_may_be_written_before_it_is_complete(self) -> None:
+        store = Store()
+        store.services.replace([service(WEB)])
+        assert store.wait(0) is False
+        store.slices.replace([])
+        assert store.wait(0) is True
+
+    def test_gives_up_after_the_timeout(self, store: Store) -> None:
+        assert store.wait(0) is False
+
+    def test_wake_wakes_once_without_a_change(self, store: Store) -> None:
+        store.wake()
+        assert store.wait(None) is False
+        assert store.wait(0) is False
+
+    def test_a_change_wakes_the_waiting_thread(self, store: Store) -> None:
+        woken: list[bool] = []
+        waiting = threading.Thread(target=lambda: woken.append(store.wait(60)))
+        waiting.start()
+        store.slices.put(endpoints("a", WEB))
+        waiting.join(60)
+        assert woken == [True]
