@@ -273,7 +273,6 @@ class Reflector(Generic[T]):
 
     def _take(self, event: Event, response: Response) -> None:
         """Puts one event into the store; only then is its version the one to go on from."""
-        self._refusals = 0
         if event.type == "BOOKMARK":
             version = bookmark(event).resource_version
             self._regular_bookmarks(response)
@@ -286,7 +285,8 @@ class Reflector(Generic[T]):
             else:
                 self._intake.put(decoded)
             version = decoded.resource_version
-        self._version = version or self._version
+        if version:
+            self._version, self._refusals = version, 0
         if self._lost_at is not None and self._clock() - self._opened >= self._timing.short:
             self._recovered()
 
