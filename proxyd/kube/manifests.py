@@ -6,6 +6,7 @@ What another object or file does wrong never harms the rest, and a file that can
 from __future__ import annotations
 
 import os
+import stat
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -128,26 +129,19 @@ class ManifestSource:
 
     def _follow(self) -> None:
         """Follows the folder until it is another one or the source is stopped. Raises OSError if it is gone."""
-        import watchfiles  # noqa: PLC0415 - needed for this source only
+        # Not watchfiles.watch(): that begins to watch only when it is first waited for, and what changed before is lost.
+        from watchfiles._rust_notify import RustNotify  # noqa: PLC0415 - needed for this source only
 
         watched = os.stat(self._folder).st_ino
-        # Every report is only a hint to look: a mounted ConfigMap changes its files by turning a hidden link.
-        reports = watchfiles.watch(
-            self._folder,
-            watch_filter=None,
-            debounce=DEBOUNCE_MS,
-            step=STEP_MS,
-            stop_event=self._stop,
-            rust_timeout=RESCAN_MS,
-            yield_on_timeout=True,
-            recursive=False,
-        )
-        self._refresh()  # what changed before the watch was there
-        for _ in reports:
-            self._note("", "")
-            self._refresh()
-            if os.stat(self._folder).st_ino != watched:
-                return
+        with RustNotify([str(self._folder)], False, False, 300, False, False) as notify:
+            # Every report is only a hint to look: a mounted ConfigMap changes its files by turning a hidden link.
+            report: object = None
+            while report not in ("stop", "signal"):
+                self._note("", "")
+                self._refresh()
+                if os.stat(self._folder).st_ino != watched:
+                    return
+                report = notify.watch(DEBOUNCE_MS, STEP_MS, RESCAN_MS, self._stop)
 
     def _refresh(self) -> None:
         """Takes up what changed; twice, if a file looked as if it were being written."""
@@ -176,15 +170,20 @@ class ManifestSource:
     def _scan(self) -> dict[str, tuple[int, int, int]]:
         """Names (in order) and stamps of the files that count. Hidden files and editors' temporary ones do not."""
         found = {}
-        with os.scandir(self._folder) as entries:
-            for entry in entries:
-                if entry.name.endswith(SUFFIXES) and not entry.name.startswith((".", "#", "~")):
+        # By descriptor: a folder that is renamed in between must not look like one whose files are gone.
+        folder = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            for name in sorted(os.listdir(folder)):
+                if name.endswith(SUFFIXES) and not name.startswith((".", "#", "~")):
                     try:
-                        stat = entry.stat()
+                        status = os.stat(name, dir_fd=folder)
                     except OSError:
                         continue  # gone meanwhile, or a link to nowhere
-                    found[entry.name] = (stat.st_mtime_ns, stat.st_size, stat.st_ino)
-        return dict(sorted(found.items()))
+                    if stat.S_ISREG(status.st_mode):
+                        found[name] = (status.st_mtime_ns, status.st_size, status.st_ino)
+        finally:
+            os.close(folder)
+        return found
 
     # -- files ---------------------------------------------------------------------------------------------------------
 

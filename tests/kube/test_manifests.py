@@ -1,0 +1,334 @@
+"""The embedded source: what files give, what happens as they change, and what one bad file may not do."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from proxyd.kube.manifests import ManifestError, ManifestSource
+from proxyd.kube.store import Store
+from proxyd.model import Endpoint, Family, Node, Reason, Service, ServiceKey, ServicePort
+from tests.fakes.apiserver import endpoint_slice, service
+
+DEADLINE = 30.0
+
+
+def until(condition: Callable[[], bool], what: object = "") -> None:
+    """Waits for a condition; fails after a time that no working machine needs."""
+    end = time.monotonic() + DEADLINE
+    while not condition():
+        assert time.monotonic() < end, f"still waiting: {what}"
+        time.sleep(0.002)
+
+
+def typed(obj: dict[str, Any]) -> dict[str, Any]:
+    """The object with its apiVersion and kind, as manifests have them."""
+    if "addressType" in obj:
+        return {"apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice", **obj}
+    return {"apiVersion": "v1", "kind": "Service", **obj}
+
+
+def documents(*objects: dict[str, Any]) -> str:
+    return yaml.safe_dump_all([typed(obj) for obj in objects])
+
+
+class Folder:
+    """A folder of manifests and the source that reads it."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.store = Store()
+        self.source = ManifestSource(str(path), self.store, "n1")
+
+    def write(self, name: str, text: str) -> None:
+        """Replaces a file in one step, as a careful editor does."""
+        new = self.path / f".{name}.new"
+        new.write_text(text)
+        os.replace(new, self.path / name)
+
+    def names(self) -> list[str]:
+        return sorted(name for _, name in self.store.services.objects.copy())
+
+    def ip(self, name: str) -> str:
+        found = self.store.services.objects.get(("default", name))
+        return found.cluster_ips[0] if found else ""
+
+    def complaints(self) -> dict[str, str]:
+        with self.store.lock:
+            return {finding.object: finding.message for finding in self.store.unreadable.values()}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[Folder]:
+    path = tmp_path / "manifests"
+    path.mkdir()
+    folder = Folder(path)
+    yield folder
+    assert folder.source.stop(DEADLINE)
+
+
+class TestReading:
+    def test_a_complete_set(self, folder: Folder) -> None:
+        folder.write(
+            "all.yaml",
+            """
+apiVersion: v1
+kind: Service
+metadata: {name: web}
+spec:
+  clusterIP: 10.0.0.1
+  ports: [{port: 80, name: http}]
+---
+apiVersion: discovery.k8s.io/v1
+kind: EndpointSlice
+metadata:
+  name: web-1
+  labels: {kubernetes.io/service-name: web}
+addressType: IPv4
+endpoints: [{addresses: [192.0.2.1]}]
+ports: [{name: http, port: 8080}]
+---
+apiVersion: v1
+kind: Node
+metadata: {name: n1, labels: {topology.kubernetes.io/zone: z1}, creationTimestamp: 2026-01-01T00:00:00Z}
+---
+apiVersion: v1
+kind: Node
+metadata: {name: n2}
+---
+""",
+        )
+        folder.source.start()
+        assert folder.store.complete
+        assert folder.store.nodes.synced
+        found, [endpoints] = folder.store.service(ServiceKey("default", "web"))
+        assert found == Service(ServiceKey("default", "web"), (ServicePort("http", "tcp", 80),), ("10.0.0.1",))
+        assert endpoints.family is Family.IPV4
+        assert endpoints.endpoints == (Endpoint("192.0.2.1"),)
+        assert folder.store.node() == Node("n1", zone="z1")
+        assert folder.complaints() == {}
+
+    def test_lists_json_and_both_suffixes(self, folder: Folder) -> None:
+        items = [typed(service(name, "10.0.0.1")) for name in ("a", "b")]
+        folder.write("list.yml", yaml.safe_dump({"apiVersion": "v1", "kind": "List", "items": items}))
+        untyped = [service("c", "10.0.0.3")]
+        folder.write("typed.yaml", yaml.safe_dump({"apiVersion": "v1", "kind": "ServiceList", "items": untyped}))
+        folder.write(
+            "one.json", '{"apiVersion":"v1","kind":"Service","metadata":{"name":"d"},"spec":{"clusterIP":"10.0.0.4"}}'
+        )
+        folder.write("empty.json", " \n")
+        folder.write("empty.yaml", "# nothing\n")
+        folder.source.start()
+        assert folder.names() == ["a", "b", "c", "d"]
+        assert folder.complaints() == {}
+
+    def test_an_empty_folder_is_complete(self, folder: Folder) -> None:
+        folder.source.start()
+        assert folder.store.complete
+
+    @pytest.mark.parametrize("name", [".a.yaml", "#a.yaml", "~a.yaml", "a.yaml~", "a.yaml.swp", "a.txt", "a"])
+    def test_other_files_do_not_count(self, folder: Folder, name: str) -> None:
+        (folder.path / name).write_text(documents(service("a", "10.0.0.1")))
+        (folder.path / "below.yaml").mkdir()
+        folder.source.start()
+        assert folder.names() == []
+        assert folder.complaints() == {}
+
+    def test_other_kinds_are_ignored(self, folder: Folder) -> None:
+        other = "apiVersion: apps/v1\nkind: Deployment\nmetadata: {name: x}\n---\n"
+        beta = "apiVersion: discovery.k8s.io/v1beta1\nkind: EndpointSlice\nmetadata: {name: y}\n---\n"
+        folder.write("a.yaml", other + beta + documents(service("a", "10.0.0.1")))
+        folder.source.start()
+        assert folder.names() == ["a"]
+        assert folder.complaints() == {}
+
+    def test_a_link_to_nowhere_is_no_file(self, folder: Folder) -> None:
+        (folder.path / "a.yaml").symlink_to("nowhere")
+        folder.source.start()
+        assert folder.names() == []
+
+    def test_no_folder(self, tmp_path: Path) -> None:
+        with pytest.raises(ManifestError, match="No such file"):
+            ManifestSource(str(tmp_path / "none"), Store(), "n1").start()
+
+    def test_a_file_for_a_folder(self, tmp_path: Path) -> None:
+        (tmp_path / "file").touch()
+        with pytest.raises(ManifestError, match="Not a directory"):
+            ManifestSource(str(tmp_path / "file"), Store(), "n1").start()
+
+    def test_stop_without_start(self, folder: Folder) -> None:
+        assert folder.source.stop()
+
+
+class TestBadFiles:
+    @pytest.mark.parametrize(
+        ("name", "text", "said"),
+        [
+            ("bad.yaml", "a: [", "invalid YAML"),
+            ("bad.yaml", "just words", "no kind"),
+            ("bad.yaml", "kind: 17", "no kind"),
+            ("bad.yaml", "- 1\n", "no kind"),
+            ("bad.yaml", "!!python/object:os.system {}", "invalid YAML"),
+            ("bad.json", "{", "truncated"),
+            ("bad.json", '{"kind": "Service"}{}', ""),
+            ("bad.yaml", "kind: List\napiVersion: v1\nitems: [17]", "no kind"),
+        ],
+    )
+    def test_harms_no_other(self, folder: Folder, name: str, text: str, said: str) -> None:
+        folder.write("a.yaml", documents(service("a", "10.0.0.1")))
+        folder.write(name, text)
+        folder.source.start()
+        assert folder.names() == ["a"]
+        [(file, message)] = folder.complaints().items()
+        assert file == name
+        assert said in message
+        [finding] = folder.store.unreadable.values()
+        assert (finding.kind, finding.reason) == ("Manifest", Reason.UNREADABLE_OBJECT)
+
+    def test_keeps_what_it_gave_before(self, folder: Folder) -> None:
+        folder.write("a.yaml", documents(service("a", "10.0.0.1"), service("b", "10.0.0.2")))
+        folder.source.start()
+        folder.store.take()
+        folder.write("a.yaml", documents(service("a", "10.0.0.9")) + "---\nb: [")
+        until(lambda: "a.yaml" in folder.complaints())
+        assert folder.names() == ["a", "b"]
+        assert not folder.store.take().any
+        folder.write("a.yaml", documents(service("a", "10.0.0.9")))
+        until(lambda: folder.names() == ["a"] and folder.complaints() == {})
+        assert folder.ip("a") == "10.0.0.9"
+
+    def test_an_object_that_is_refused_harms_no_other(self, folder: Folder) -> None:
+        folder.write("a.yaml", documents(service("a", "10.0.0.1"), service("b", "10.0.0.2")))
+        folder.source.start()
+        folder.write("a.yaml", documents(service("a", "10.0.0.1", ports=17), service("b", "10.0.0.9")))
+        until(lambda: folder.ip("b") == "10.0.0.9")
+        assert folder.ip("a") == "10.0.0.1"
+        assert list(folder.complaints()) == ["default/a"]
+
+    def test_an_object_without_a_readable_name(self, folder: Folder) -> None:
+        folder.write("a.yaml", documents(service("a", "10.0.0.1"), service("b", "10.0.0.2")))
+        folder.source.start()
+        nameless = typed(service("a", "10.0.0.1"))
+        nameless["metadata"]["name"] = 17
+        folder.write("a.yaml", documents(nameless, service("b", "10.0.0.9")))
+        until(lambda: "a.yaml" in folder.complaints())
+        assert folder.ip("b") == "10.0.0.9"
+        assert folder.ip("a") == "10.0.0.1"  # perhaps it is the one whose name cannot be read
+        assert "Service without a readable name" in folder.complaints()["a.yaml"]
+
+    def test_a_service_that_waits_for_its_address(self, folder: Folder) -> None:
+        text = documents(service("a", ""), service("b", "None"), service("c", "", type="ExternalName", clusterIPs=None))
+        folder.write("a.yaml", text.replace("clusterIPs:\n  - ''\n", "clusterIPs: []\n"))
+        folder.source.start()
+        assert folder.names() == []
+        assert "no spec.clusterIP" in folder.complaints().pop("default/a")
+        assert list(folder.complaints()) == ["default/a"]
+
+    def test_loops_within_yaml(self, folder: Folder) -> None:
+        folder.write("a.yaml", "apiVersion: v1\nkind: Service\nmetadata: &m {name: a, annotations: *m}\n")
+        folder.source.start()
+        assert folder.names() == []
+        assert list(folder.complaints()) == ["a.yaml"]
+
+
+class TestTwoFiles:
+    def test_the_first_by_name_counts_and_the_other_takes_over(self, folder: Folder) -> None:
+        folder.write("b.yaml", documents(service("a", "10.0.0.2")))
+        folder.write("a.yaml", documents(service("a", "10.0.0.1")))
+        folder.source.start()
+        assert folder.ip("a") == "10.0.0.1"
+        assert folder.complaints() == {"b.yaml": "Service default/a is in a.yaml already"}
+        (folder.path / "a.yaml").unlink()
+        until(lambda: folder.ip("a") == "10.0.0.2" and folder.complaints() == {})
+        folder.write("a.yaml", documents(service("a", "10.0.0.3")))
+        until(lambda: folder.ip("a") == "10.0.0.3" and list(folder.complaints()) == ["b.yaml"])
+        (folder.path / "b.yaml").unlink()
+        until(lambda: folder.complaints() == {})
+        assert folder.ip("a") == "10.0.0.3"
+
+    def test_twice_in_one_file(self, folder: Folder) -> None:
+        folder.write("a.yaml", documents(service("a", "10.0.0.1"), service("a", "10.0.0.2")))
+        folder.source.start()
+        assert folder.ip("a") == "10.0.0.1"
+        assert folder.complaints() == {"a.yaml": "Service default/a is in this file twice"}
+
+
+class TestFollowing:
+    def test_changes(self, folder: Folder) -> None:
+        folder.write("a.yaml", documents(service("a", "10.0.0.1"), endpoint_slice("s", "a", ["192.0.2.1"])))
+        folder.source.start()
+        folder.store.take()
+        folder.write("a.yaml", documents(service("a", "10.0.0.1"), endpoint_slice("s", "a", ["192.0.2.2"])))
+        key = ServiceKey("default", "a")
+        until(lambda: folder.store.service(key)[1][0].endpoints == (Endpoint("192.0.2.2"),))
+        assert folder.store.take().services == {key}
+        folder.write("b.yaml", documents(service("b", "10.0.0.2")))
+        until(lambda: folder.names() == ["a", "b"])
+        assert folder.store.take().services == {ServiceKey("default", "b")}
+        (folder.path / "a.yaml").unlink()
+        until(lambda: folder.names() == ["b"])
+        assert folder.store.service(key) == (None, ())
+
+    def test_written_in_place(self, folder: Folder) -> None:
+        path = folder.path / "a.yaml"
+        path.write_text(documents(service("a", "10.0.0.1")))
+        folder.source.start()
+        for number in range(2, 20):
+            path.write_text(documents(service("a", f"10.0.0.{number}")))
+            until(lambda ip=f"10.0.0.{number}": folder.ip("a") == ip)  # type: ignore[misc]
+
+    def test_nothing_is_lost_while_a_file_is_being_written(self, folder: Folder) -> None:
+        path = folder.path / "a.yaml"
+        path.write_text(documents(service("a", "10.0.0.1"), service("b", "10.0.0.2")))
+        folder.source.start()
+        folder.store.take()
+        path.write_text("")
+        until(lambda: "a.yaml" in folder.source._unsettled)
+        path.write_text(documents(service("a", "10.0.0.9"), service("b", "10.0.0.2")))
+        until(lambda: folder.ip("a") == "10.0.0.9")
+        assert folder.store.take().services == {ServiceKey("default", "a")}
+
+    def test_a_file_that_stays_empty(self, folder: Folder) -> None:
+        folder.write("a.yaml", documents(service("a", "10.0.0.1")))
+        folder.source.start()
+        folder.write("a.yaml", "")
+        until(lambda: folder.names() == [])
+
+    def test_a_mounted_config_map_turns_its_link(self, folder: Folder) -> None:
+        for version, ip in (("v1", "10.0.0.1"), ("v2", "10.0.0.2")):
+            (folder.path / f"..{version}").mkdir()
+            (folder.path / f"..{version}" / "a.yaml").write_text(documents(service("a", ip)))
+        (folder.path / "..data").symlink_to("..v1")
+        (folder.path / "a.yaml").symlink_to("..data/a.yaml")
+        folder.source.start()
+        assert folder.ip("a") == "10.0.0.1"
+        (folder.path / "..new").symlink_to("..v2")
+        os.replace(folder.path / "..new", folder.path / "..data")
+        until(lambda: folder.ip("a") == "10.0.0.2")
+
+    def test_a_folder_that_goes_and_comes_back(self, folder: Folder) -> None:
+        folder.write("a.yaml", documents(service("a", "10.0.0.1")))
+        folder.source.start()
+        aside = folder.path.with_name("aside")
+        folder.path.rename(aside)
+        until(lambda: str(folder.path) in folder.complaints())
+        assert folder.names() == ["a"]
+        folder.path.mkdir()
+        folder.write("b.yaml", documents(service("b", "10.0.0.2")))
+        until(lambda: folder.names() == ["b"] and folder.complaints() == {})
+        folder.write("c.yaml", documents(service("c", "10.0.0.3")))
+        until(lambda: folder.names() == ["b", "c"])
+        shutil.rmtree(aside)
+
+    def test_what_changes_while_nobody_reports_it(self, folder: Folder) -> None:
+        """Right after the start, before the kernel's reports are asked for."""
+        folder.source.start()
+        folder.write("a.yaml", documents(service("a", "10.0.0.1")))
+        until(lambda: folder.names() == ["a"])
