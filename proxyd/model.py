@@ -45,6 +45,7 @@ class Reason(StrEnum):
     DUPLICATE_PORT = "duplicate-port"
     FRONTEND_CONFLICT = "frontend-conflict"
     KERNEL_REFUSED = "kernel-refused"
+    INTERNAL_ERROR = "internal-error"
     NODE_NOT_FOUND = "node-not-found"
 
 

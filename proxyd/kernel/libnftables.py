@@ -10,6 +10,7 @@ import json
 import re
 from typing import Any
 
+from proxyd.errors import CannotWorkHereError
 from proxyd.kernel.ruleset import Contents, KernelRefusedError
 from proxyd.model import Family
 from proxyd.nft.layout import TABLE
@@ -20,7 +21,7 @@ MINIMUM_VERSION = (1, 0, 6)
 _SHOWN = 600
 
 
-class NftablesUnavailableError(Exception):
+class NftablesUnavailableError(CannotWorkHereError):
     """nftables cannot be used here at all; the text says what is missing and how to get it."""
 
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import errno
 import socket
 
+from proxyd.errors import CannotWorkHereError
 
-class AlreadyRunningError(Exception):
+
+class AlreadyRunningError(CannotWorkHereError):
     """Another proxyd runs in this network namespace."""
 
 

@@ -11,7 +11,7 @@ from functools import lru_cache
 
 import msgspec
 
-from proxyd.model import Family
+from proxyd.model import PROTOCOLS, Family
 from proxyd.nft.objects import Chain, Container, DnatMap, Field, Goto, Key, KeyType, Random, SetMark
 
 TABLE = "proxyd"
@@ -26,9 +26,10 @@ ADDRESS_KEY: Key = (Field.DADDR, Field.L4PROTO, Field.DPORT)
 NODE_PORT_KEY: Key = (Field.L4PROTO, Field.DPORT)
 
 _A, _P, _N = KeyType.ADDRESS, KeyType.PROTOCOL, KeyType.NUMBER
-_FRONTEND = (_A, _P, KeyType.PORT)
-_NODE_PORT = (_P, KeyType.PORT)
-_BACKEND = (_A, KeyType.PORT)
+_PORT = KeyType.PORT
+_FRONTEND = (_A, _P, _PORT)
+_NODE_PORT = (_P, _PORT)
+_BACKEND = (_A, _PORT)
 
 _GENERATION = re.compile(r"g(\d+)/")
 
@@ -56,7 +57,7 @@ class Layout(msgspec.Struct, frozen=True):
             Container(AFFINITY, (_A, _N), timeout=True, size=AFFINITY_SIZE),
             Container(self.name("cluster-ips"), (_A,)),
             Container(self.name("nodeport-ips"), (_A,)),
-            Container(self.name("hairpin"), (_A, _A, _P, KeyType.PORT)),
+            Container(self.name("hairpin"), (_A, _A, _P, _PORT)),
             Container(self.name("service-ips"), _FRONTEND, (), counter=True),
             Container(self.name("service-nodeports"), _NODE_PORT, (), counter=True),
             Container(self.name("external-cluster"), _FRONTEND, ()),
@@ -65,15 +66,22 @@ class Layout(msgspec.Struct, frozen=True):
             Container(self.name("nodeport-local-only"), _NODE_PORT, ()),
             Container(self.name("no-endpoints"), _FRONTEND, ()),
             Container(self.name("no-endpoint-nodeports"), _NODE_PORT, ()),
-            Container(self.name("endpoints"), (*_FRONTEND, _N), _BACKEND, counter=True),
-            Container(self.name("nodeport-endpoints"), (*_NODE_PORT, _N), _BACKEND, counter=True),
+            *(
+                Container(self.endpoints(protocol, node_port=node_port), key, _BACKEND, counter=True, protocol=protocol)
+                for node_port, key in ((False, (_A, _PORT, _N)), (True, (_PORT, _N)))
+                for protocol in sorted(PROTOCOLS)
+            ),
             Container(self.name("firewall-ips"), _FRONTEND),
             Container(self.name("firewall-sources"), (*_FRONTEND, _A), interval=True),
         )
 
-    def balancer(self, count: int, *, node_port: bool, local: bool = False) -> Chain:
+    def endpoints(self, protocol: str, *, node_port: bool) -> str:
+        """The name of the map that holds the endpoints of all frontends, or all node ports, of a protocol."""
+        return self.name(f"{'nodeport-' if node_port else ''}endpoints-{protocol}")
+
+    def balancer(self, protocol: str, count: int, *, node_port: bool, local: bool = False) -> Chain:
         """The chain that gives each of ``count`` endpoints of a frontend the same chance; all Services share it."""
-        return _balancer(self, count, node_port, local)
+        return _balancer(self, protocol, count, node_port, local)
 
     def masquerading(self, chain: Chain) -> Chain:
         """The chain that asks for masquerading and then goes on in ``chain``."""
@@ -81,11 +89,11 @@ class Layout(msgspec.Struct, frozen=True):
 
 
 @lru_cache(maxsize=4096)
-def _balancer(layout: Layout, count: int, node_port: bool, local: bool) -> Chain:
-    name = f"{'local-' if local else ''}{'np' if node_port else 'lb'}-{count}"
-    key: Key = (*(NODE_PORT_KEY if node_port else ADDRESS_KEY), Random(count, LOCAL_BASE if local else 0))
-    target = layout.name("nodeport-endpoints" if node_port else "endpoints")
-    return Chain(layout.name(name), ((DnatMap(key, target),),))
+def _balancer(layout: Layout, protocol: str, count: int, node_port: bool, local: bool) -> Chain:
+    name = f"{'local-' if local else ''}{'np' if node_port else 'lb'}-{protocol}-{count}"
+    index = Random(count, LOCAL_BASE if local else 0)
+    key: Key = (Field.DPORT, index) if node_port else (Field.DADDR, Field.DPORT, index)
+    return Chain(layout.name(name), ((DnatMap(key, layout.endpoints(protocol, node_port=node_port)),),))
 
 
 @lru_cache(maxsize=4096)

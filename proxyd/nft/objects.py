@@ -183,7 +183,10 @@ class KeyType(StrEnum):
 
 
 class Container(_Data, frozen=True, gc=False):
-    """A set (``value`` None) or a map; a verdict map has the empty tuple as value type."""
+    """A set (``value`` None) or a map; a verdict map has the empty tuple as value type.
+
+    ``protocol`` is set where all ports in it are of one protocol.
+    """
 
     name: str
     key: tuple[KeyType, ...]
@@ -192,6 +195,7 @@ class Container(_Data, frozen=True, gc=False):
     interval: bool = False
     timeout: bool = False
     size: int = 0
+    protocol: str = ""
 
     @property
     def is_map(self) -> bool:

@@ -81,16 +81,18 @@ class _Target:
         self.values = tuple(f"{b.address} . {b.port}" for b in backends)
         self.affinity = _affinity_chain(port, layout, backends, local=second) if port.affinity_seconds else None
 
-    def chain(self, frontend: Frontend, key: str, *, masquerade: bool = False) -> str:
+    def chain(self, frontend: Frontend, *, masquerade: bool = False) -> str:
         """Makes this list reachable through a frontend; gives the name of the chain to go to."""
         node_port = not frontend.key.address
         if self.affinity is not None:
             chain = self.affinity
         else:
-            container = self.layout.name("nodeport-endpoints" if node_port else "endpoints")
+            address, protocol, port = frontend.key
+            container = self.layout.endpoints(protocol, node_port=node_port)
+            place = f"{address} . {port}" if address else str(port)
             base = LOCAL_BASE if self.second else 0
-            self.into.lists.append(EndpointList(container, key, base, self.values))
-            chain = self.layout.balancer(len(self.values), node_port=node_port, local=self.second)
+            self.into.lists.append(EndpointList(container, place, base, self.values))
+            chain = self.layout.balancer(protocol, len(self.values), node_port=node_port, local=self.second)
         self.into.use(chain)
         if masquerade:
             chain = self.into.use(self.layout.masquerading(chain))
@@ -123,17 +125,17 @@ def _render_frontend(
     missing = into.layout.name("no-endpoint-nodeports" if node_port else "no-endpoints")
     match frontend.route:
         case Route.CLUSTER:
-            into.verdict(dispatch, key, cluster.chain(frontend, key), comment)
+            into.verdict(dispatch, key, cluster.chain(frontend), comment)
         case Route.LOCAL:
-            into.verdict(dispatch, key, only_local.chain(frontend, key), comment)
+            into.verdict(dispatch, key, only_local.chain(frontend), comment)
         case Route.EXTERNAL:
-            into.verdict(dispatch, key, cluster.chain(frontend, key, masquerade=True), comment)
+            into.verdict(dispatch, key, cluster.chain(frontend, masquerade=True), comment)
         case Route.EXTERNAL_LOCAL | Route.EXTERNAL_NO_LOCAL:
             common = into.layout.name("np-external-local" if node_port else "external-local")
             into.verdict(dispatch, key, common, comment)
-            into.verdict(f"{policy}-cluster", key, cluster.chain(frontend, key))
+            into.verdict(f"{policy}-cluster", key, cluster.chain(frontend))
             if frontend.route is Route.EXTERNAL_LOCAL:
-                into.verdict(f"{policy}-local-only", key, second.chain(frontend, key))
+                into.verdict(f"{policy}-local-only", key, second.chain(frontend))
             else:
                 into.elements.append(Element(missing, key, "drop", comment))
         case Route.REJECT:

@@ -68,23 +68,29 @@ def _element_text(element: o.Element, whole: bool) -> str:
     return f"{element.key}{comment} : {element.value}" if element.value else f"{element.key}{comment}"
 
 
-_TYPES = {
+_ADDRESS_TYPE = {"ip": "ipv4_addr", "ip6": "ipv6_addr"}
+_TYPE = {o.KeyType.PROTOCOL: "inet_proto", o.KeyType.PORT: "inet_service"}
+# Numbers have no type name of their own, so a container with one is described by expressions; any modulus will do. The
+# port must be one of a named protocol: nft 1.0.6 cannot reread a map of "th dport" when a later command refers to it.
+_TYPEOF = {
     o.KeyType.ADDRESS: "{family} daddr",
-    o.KeyType.PROTOCOL: "meta l4proto",
-    o.KeyType.PORT: "th dport",
-    # Numbers have no type name of their own; any modulus gives the same type.
+    o.KeyType.PORT: "{protocol} dport",
     o.KeyType.NUMBER: "numgen random mod 2",
 }
 
 
-def _types(key: Iterable[o.KeyType], family: str) -> str:
-    return " . ".join(_TYPES[part].format(family=family) for part in key)
+def _key_types(container: o.Container, family: str) -> str:
+    value = container.value
+    if o.KeyType.NUMBER in container.key:
+        words = {part: text.format(family=family, protocol=container.protocol) for part, text in _TYPEOF.items()}
+        parts = (" . ".join(words[part] for part in each) for each in (container.key, value or ()))
+        return "typeof " + " : ".join(part for part in parts if part)
+    key = " . ".join(_TYPE.get(part, _ADDRESS_TYPE[family]) for part in container.key)
+    return f"type {key}{' : verdict' if container.is_map else ''}"
 
 
 def _declaration(container: o.Container, family: str) -> str:
-    parts = [f"typeof {_types(container.key, family)}"]
-    if container.value is not None:
-        parts[0] += f" : {_types(container.value, family) or 'verdict'}"
+    parts = [_key_types(container, family)]
     flags = [flag for flag, on in (("interval", container.interval), ("dynamic,timeout", container.timeout)) if on]
     if flags:
         parts.append(f"flags {','.join(flags)}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 import structlog
@@ -56,6 +56,7 @@ class SyncLoop:
         observer: Observer,
         timing: Timing,
         mode: str = "nftables",
+        more_findings: Callable[[], Iterable[Finding]] = tuple,
     ) -> None:
         self.status = Status(mode, tuple(FamilyStatus(r.family) for r in reconcilers))
         self._store = store
@@ -63,6 +64,7 @@ class SyncLoop:
         self._settings_of = settings_of
         self._observer = observer
         self._timing = timing
+        self._more_findings = more_findings
         self._stop = threading.Event()
         self._known_findings: frozenset[Finding] = frozenset()
         self._started_at = time.time()
@@ -134,6 +136,10 @@ class SyncLoop:
             return
         except KernelRefusedError as refused:
             error = str(refused)
+        except Exception as unforeseen:  # one family's trouble must not end the other's
+            log.exception("a pass failed", ip_family=old.family)
+            reconciler.forget()
+            error = f"internal error: {unforeseen!r}"
         seconds = time.monotonic() - started
         tally = reconciler.tally
         if error:
@@ -182,7 +188,7 @@ class SyncLoop:
 
     def _publish(self, node: Node | None) -> None:
         with self._store.lock:
-            findings = set(self._store.unreadable.values())
+            findings = {*self._store.unreadable.values(), *self._more_findings()}
         for state in self._states:
             for each in state.reconciler.findings.values():
                 findings.update(each)

@@ -6,7 +6,7 @@ transaction) everything is written anew as a new generation beside the old one, 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 
 import structlog
 
@@ -30,6 +30,7 @@ QUARANTINED_AT_MOST = 16
 FIRST = (ServiceKey("default", "kubernetes"), ServiceKey("kube-system", "kube-dns"))
 
 Changes = dict[ServiceKey, ServiceObjects | None]
+Work = dict[ServiceKey, tuple[Forwarding | None, tuple[Finding, ...]]]
 
 
 class StoppedError(Exception):
@@ -116,10 +117,11 @@ class Reconciler:
         changes: Changes = {}
         if settings != self._settings:
             changes[NODE] = _node_objects(layout, settings)
-        work = {key: self._desired.forwarding(key, settings) for key in self._owed}
-        changes.update((key, render_service(f, layout) if f else None) for key, (f, _) in work.items())
+        work: Work = {}
+        for key in self._owed:
+            work[key], changes[key] = self._build(key, layout, settings)
         self._commit(holdings, changes)
-        self._settled({key: work[key] for key in self._owed})
+        self._settled(work)
         self._settings = settings
         self._owed = set()
 
@@ -166,16 +168,14 @@ class Reconciler:
             done += len(work)
             self._progress(self.family, done, len(keys))
 
-    def _chunks(
-        self, layout: Layout, keys: list[ServiceKey], settings: NodeSettings
-    ) -> Iterator[tuple[dict[ServiceKey, tuple[Forwarding | None, tuple[Finding, ...]]], Changes]]:
-        work: dict[ServiceKey, tuple[Forwarding | None, tuple[Finding, ...]]] = {}
+    def _chunks(self, layout: Layout, keys: list[ServiceKey], settings: NodeSettings) -> Iterator[tuple[Work, Changes]]:
+        work: Work = {}
         changes: Changes = {}
         size = 0
         for key in keys:
-            forwarding, _ = work[key] = self._desired.forwarding(key, settings)
-            if forwarding is not None:
-                objects = changes[key] = render_service(forwarding, layout)
+            work[key], objects = self._build(key, layout, settings)
+            if objects is not None:
+                changes[key] = objects
                 size += _size(objects)
             if size >= CHUNK:
                 yield work, changes
@@ -208,7 +208,18 @@ class Reconciler:
             self._ruleset.commit(transaction)
             self.operations += transaction.size
 
-    def _settled(self, work: Mapping[ServiceKey, tuple[Forwarding | None, tuple[Finding, ...]]]) -> None:
+    def _build(
+        self, key: ServiceKey, layout: Layout, settings: NodeSettings
+    ) -> tuple[tuple[Forwarding | None, tuple[Finding, ...]], ServiceObjects | None]:
+        """Decides about one Service and makes its objects; a fault of ours in doing so costs this Service only."""
+        try:
+            forwarding, findings = self._desired.forwarding(key, settings)
+            return (forwarding, findings), render_service(forwarding, layout) if forwarding else None
+        except Exception as error:
+            log.exception("a Service could not be worked out", service=str(key), ip_family=self.family)
+            return (None, (Finding("Service", str(key), Reason.INTERNAL_ERROR, repr(error)),)), None
+
+    def _settled(self, work: Work) -> None:
         for key, (forwarding, findings) in work.items():
             self.tally.note(key, forwarding)
             if findings:

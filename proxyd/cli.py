@@ -1,0 +1,82 @@
+"""The command line: ``proxyd [run] [flags]``, ``proxyd cleanup``; every user error becomes one message and a status."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from proxyd import __version__, logs
+from proxyd.config import Config, ConfigError, add_flags, load
+
+USAGE = 2
+FAILURE = 1
+COMMANDS = ("run", "cleanup")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs a command; gives the exit status: 0 done, 1 cannot work here, 2 the user's input is wrong."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    command = arguments.pop(0) if arguments and arguments[0] in COMMANDS else "run"
+    if command == "cleanup":
+        return cleanup(arguments)
+    try:
+        config = load(_run_parser().parse_args(arguments))
+    except ConfigError as error:
+        return _fail(str(error), USAGE)
+    logs.configure(config.logging_format, config.verbosity)
+    return run(config)
+
+
+def run(config: Config) -> int:
+    """Runs the daemon and names what kept it from starting."""
+    if config.mode == "iptables":
+        return _fail("mode iptables is not there yet: use --proxy-mode nftables (or mode: nftables)", USAGE)
+    # Imported late, so that --help and configuration errors are quick.
+    from proxyd import daemon  # noqa: PLC0415
+    from proxyd.errors import CannotWorkHereError, UserError  # noqa: PLC0415
+
+    try:
+        return daemon.run(config)
+    except UserError as error:
+        return _fail(str(error), USAGE)
+    except CannotWorkHereError as error:
+        return _fail(str(error), FAILURE)
+
+
+def cleanup(arguments: Sequence[str]) -> int:
+    """Deletes all rules of proxyd in this network namespace."""
+    parser = argparse.ArgumentParser(prog="proxyd cleanup", description=cleanup.__doc__)
+    parser.parse_args(arguments)
+    from proxyd.errors import CannotWorkHereError  # noqa: PLC0415
+    from proxyd.kernel.host import supported_families  # noqa: PLC0415
+    from proxyd.kernel.libnftables import LibNftables  # noqa: PLC0415
+    from proxyd.kernel.ruleset import KernelRefusedError  # noqa: PLC0415
+    from proxyd.nft.layout import TABLE_COMMENT  # noqa: PLC0415
+    from proxyd.nft.objects import Transaction  # noqa: PLC0415
+
+    try:
+        nft = LibNftables()
+        for family in supported_families():
+            # Adding it first makes the deletion work whether it is there or not.
+            nft.commit(Transaction(family, table=TABLE_COMMENT, delete_table=True))
+    except (CannotWorkHereError, KernelRefusedError) as error:
+        return _fail(str(error), FAILURE)
+    return 0
+
+
+def _run_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="proxyd",
+        description="A node proxy for Kubernetes. Commands: run (the default), cleanup (deletes all rules of proxyd).",
+        allow_abbrev=False,
+    )
+    parser.add_argument("--version", action="version", version=f"proxyd {__version__}")
+    add_flags(parser)
+    return parser
+
+
+def _fail(message: str, status: int) -> int:
+    for line in message.splitlines():
+        print(f"proxyd: {line}", file=sys.stderr)  # noqa: T201 - before and beside the log
+    return status
