@@ -93,7 +93,7 @@ def _balancer(layout: Layout, protocol: str, count: int, node_port: bool, local:
     name = f"{'local-' if local else ''}{'np' if node_port else 'lb'}-{protocol}-{count}"
     index = Random(count, LOCAL_BASE if local else 0)
     key: Key = (Field.DPORT, index) if node_port else (Field.DADDR, Field.DPORT, index)
-    return Chain(layout.name(name), ((DnatMap(key, layout.endpoints(protocol, node_port=node_port)),),))
+    return Chain(layout.name(name), ((DnatMap(protocol, key, layout.endpoints(protocol, node_port=node_port)),),))
 
 
 @lru_cache(maxsize=4096)

@@ -72,8 +72,9 @@ class VerdictMap(_Data, frozen=True, gc=False):
 
 
 class DnatMap(_Data, frozen=True, gc=False):
-    """Replaces the destination by what the map holds for the key."""
+    """Replaces the destination of packets of one protocol by what the map holds for the key."""
 
+    protocol: str
     key: Key
     map: str
 

@@ -154,7 +154,7 @@ def _statement_text(s: o.Statement, family: str) -> str:
 def _action_text(s: o.Statement, family: str) -> str:
     match s:
         case o.DnatMap():
-            text = f"dnat {family} to {_key_text(s.key, family)} map @{s.map}"
+            text = f"meta l4proto {s.protocol} dnat {family} to {_key_text(s.key, family)} map @{s.map}"
         case o.Dnat():
             host = f"[{s.address}]" if ":" in s.address else s.address
             text = f"meta l4proto {s.protocol} dnat to {host}:{s.port}"
