@@ -11,6 +11,12 @@ import re
 from proxyd.model import Family
 
 _V4 = re.compile(r"[0-9]{1,10}(?:\.[0-9]{1,10}){3}")
+# Nearly all addresses are IPv4 and canonical already, and a big cluster has very many.
+_OCTET = r"(?:25[0-5]|2[0-4][0-9]|1[0-9][0-9]|[1-9]?[0-9])"
+_CANONICAL_V4 = re.compile(rf"{_OCTET}(?:\.{_OCTET}){{3}}")
+_V4_LOOPBACK_OR_MULTICAST = re.compile(r"(?:127|22[4-9]|23[0-9])\.|0\.0\.0\.0$")
+_V6_LINK_LOCAL = re.compile(r"fe[89ab][0-9a-f]:")
+_V6_MULTICAST = re.compile(r"ff[0-9a-f]{2}:")
 
 
 def canonical(text: str) -> tuple[Family, str] | None:
@@ -19,6 +25,8 @@ def canonical(text: str) -> tuple[Family, str] | None:
     Blanks around it are cut and leading zeros of IPv4 octets are read as decimal (older API servers let both in, and
     iptables would read the zeros as octal). Zones (``fe80::1%eth0``) and IPv4-mapped IPv6 are refused.
     """
+    if _CANONICAL_V4.fullmatch(text):
+        return Family.IPV4, text
     text = text.strip()
     try:
         if _V4.fullmatch(text):
@@ -63,15 +71,13 @@ def is_usable_endpoint(family: Family, address: str) -> bool:
 
     Source: the API's own validation of EndpointSlice addresses (ValidateNonSpecialIP).
     """
-    parsed = _parsed(family, address)
-    return is_usable_frontend(family, address) and not parsed.is_link_local
+    if family is Family.IPV4:
+        return is_usable_frontend(family, address) and not address.startswith("169.254.")
+    return not _V6_LINK_LOCAL.match(address) and is_usable_frontend(family, address)
 
 
 def is_usable_frontend(family: Family, address: str) -> bool:
     """Tells whether a Service may claim a canonical address: not unspecified, loopback or multicast."""
-    parsed = _parsed(family, address)
-    return not (parsed.is_unspecified or parsed.is_loopback or parsed.is_multicast)
-
-
-def _parsed(family: Family, address: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
-    return ipaddress.IPv4Address(address) if family is Family.IPV4 else ipaddress.IPv6Address(address)
+    if family is Family.IPV4:
+        return not _V4_LOOPBACK_OR_MULTICAST.match(address)
+    return address not in ("::", "::1") and not _V6_MULTICAST.match(address)

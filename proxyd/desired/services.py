@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from proxyd.desired.admission import admit
-from proxyd.desired.conflicts import Claims
+from proxyd.desired.admission import Admission, admit
+from proxyd.desired.conflicts import Claim, Claims, FrontendKey
 from proxyd.desired.forwarding import Forwarding, build_forwarding, claims_of
 from proxyd.model import EndpointSlice, Family, Finding, NodeSettings, Service, ServiceKey
 
@@ -22,14 +22,21 @@ class Desired:
         self._family = family
         self._lookup = lookup
         self._claims = Claims()
+        # Admissions of the Services that are being worked out, so that each is judged once.
+        self._judged: dict[ServiceKey, Admission] = {}
 
     def concerned(self, dirty: Iterable[ServiceKey]) -> set[ServiceKey]:
         """Takes notice of changed Services; gives them and all others whose conflicts this may decide anew."""
         concerned = set(dirty)
+        self._judged.clear()
         for key in tuple(concerned):
             service, _ = self._lookup(key)
-            admitted = admit(service).families.get(self._family) if service else None
-            concerned |= self._claims.update(key, claims_of(service, admitted) if service and admitted else {})
+            claims: dict[FrontendKey, Claim] = {}
+            if service is not None:
+                admission = self._judged[key] = admit(service)
+                admitted = admission.families.get(self._family)
+                claims = claims_of(service, admitted) if admitted else {}
+            concerned |= self._claims.update(key, claims)
         return concerned
 
     def forwarding(self, key: ServiceKey, settings: NodeSettings) -> tuple[Forwarding | None, tuple[Finding, ...]]:
@@ -37,7 +44,7 @@ class Desired:
         service, slices = self._lookup(key)
         if service is None:
             return None, ()
-        admission = admit(service)
+        admission = self._judged.pop(key, None) or admit(service)
         admitted = admission.families.get(self._family)
         if admitted is None:
             return None, admission.findings

@@ -5,10 +5,9 @@ One object that cannot be read is a refusal with a reason, never an error of the
 
 from __future__ import annotations
 
-import calendar
 import sys
-import time
 from collections.abc import Callable
+from datetime import datetime
 from typing import Generic, NamedTuple, TypeVar
 
 import msgspec
@@ -300,9 +299,8 @@ def _unix_time(text: str | None) -> float | None:
     """Reads an RFC 3339 time in UTC with up to nine digits of fraction; None where it is not one."""
     if not text or not text.endswith("Z"):
         return None
-    whole, _, fraction = text[:-1].partition(".")
     try:
-        return calendar.timegm(time.strptime(whole, "%Y-%m-%dT%H:%M:%S")) + float(f"0.{fraction or 0}")
+        return datetime.fromisoformat(text).timestamp()
     except ValueError:
         return None
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from types import MappingProxyType
 from typing import Generic, NamedTuple, TypeVar
 
 from proxyd.kube.decode import Decoded, ObjectKey
@@ -29,13 +30,8 @@ class Changes(NamedTuple):
 
     services: set[ServiceKey]
     node: bool = False
-    triggers: dict[ServiceKey, list[float]] = {}
+    triggers: Mapping[ServiceKey, list[float]] = MappingProxyType({})
     since: float | None = None
-
-    @property
-    def any(self) -> bool:
-        """Whether there is anything to do."""
-        return bool(self.services or self.node)
 
 
 class Intake(Generic[T]):
@@ -64,7 +60,7 @@ class Intake(Generic[T]):
             self._store.lock.notify_all()
 
     def replace(self, listed: Iterable[Decoded[T]]) -> None:
-        """Takes a complete list: what is not in it is gone, and only what differs becomes dirty. Marks the kind as synced."""
+        """Takes a complete list: what is not in it is gone, and only what differs becomes dirty. The kind is then synced."""
         with self._store.lock:
             seen = set()
             for decoded in listed:
@@ -189,6 +185,6 @@ class Store:
             if new.trigger is not None and len(triggers) < TRIGGERS_KEPT:
                 triggers.append(new.trigger)
 
-    def _node_changed(self, old: Node | None, new: Node | None) -> None:
+    def _node_changed(self, _old: Node | None, _new: Node | None) -> None:
         self._node_dirty = True
         self.attention()

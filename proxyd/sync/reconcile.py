@@ -7,6 +7,7 @@ transaction) everything is written anew as a new generation beside the old one, 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import structlog
 
@@ -160,13 +161,20 @@ class Reconciler:
         self.tally = Tally()
         self.findings = {}
         done = 0
-        for work, changes in self._chunks(layout, keys, settings):
-            if self._stopping():
-                raise StoppedError
-            self._commit_or_split(holdings, changes)
-            self._settled({key: each for key, each in work.items() if not each[0] or key in holdings})
-            done += len(work)
-            self._progress(self.family, done, len(keys))
+        # The library works without the interpreter lock: the next chunk is worked out while one is being committed.
+        with ThreadPoolExecutor(1, "commit") as committing:
+            chunks = self._chunks(layout, keys, settings)
+            chunk = next(chunks, None)
+            while chunk is not None:
+                if self._stopping():
+                    raise StoppedError
+                work, changes = chunk
+                committed = committing.submit(self._commit_or_split, holdings, changes)
+                chunk = next(chunks, None)
+                committed.result()
+                self._settled({key: each for key, each in work.items() if not each[0] or key in holdings})
+                done += len(work)
+                self._progress(self.family, done, len(keys))
 
     def _chunks(self, layout: Layout, keys: list[ServiceKey], settings: NodeSettings) -> Iterator[tuple[Work, Changes]]:
         work: Work = {}
