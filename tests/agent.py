@@ -178,6 +178,20 @@ class Agent:
                 return time.time()
         return 0.0
 
+    def http_get(self, host: str, port: int, path: str) -> list[Any]:
+        """Fetches a page; gives status and body, status 0 where nobody answers."""
+        import http.client  # noqa: PLC0415 - slow to import, and only one agent needs it
+
+        connection = http.client.HTTPConnection(host, port, timeout=5)
+        try:
+            connection.request("GET", path)
+            response = connection.getresponse()
+            return [response.status, response.read().decode()]
+        except (OSError, http.client.HTTPException) as error:
+            return [0, str(error)]
+        finally:
+            connection.close()
+
     def sctp_listen(self) -> None:
         """Begins to see SCTP packets."""
         self._sctp.listen()

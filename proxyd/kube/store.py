@@ -60,7 +60,7 @@ class Intake(Generic[T]):
             self._store.lock.notify_all()
 
     def replace(self, listed: Iterable[Decoded[T]]) -> None:
-        """Takes a complete list: what is not in it is gone, and only what differs becomes dirty. The kind is then synced."""
+        """Takes a complete list: what is not in it is gone, only what differs becomes dirty. The kind is synced then."""
         with self._store.lock:
             seen = set()
             for decoded in listed:

@@ -199,7 +199,7 @@ class TestBadFiles:
         folder.write("a.yaml", documents(service("a", "10.0.0.9")) + "---\nb: [")
         until(lambda: "a.yaml" in folder.complaints())
         assert folder.names() == ["a", "b"]
-        assert not folder.store.take().any
+        assert folder.store.take().since is None
         folder.write("a.yaml", documents(service("a", "10.0.0.9")))
         until(lambda: folder.names() == ["a"] and folder.complaints() == {})
         assert folder.ip("a") == "10.0.0.9"

@@ -52,9 +52,9 @@ def test_a_change_makes_its_service_dirty_once(store: Store) -> None:
     store.services.put(service(WEB, "10.0.0.2"))
     assert store.pending() == (1, 1.0)
     changes = store.take()
-    assert (changes.services, changes.since, changes.node, changes.any) == ({WEB}, 1.0, False, True)
+    assert (changes.services, changes.since, changes.node) == ({WEB}, 1.0, False)
     assert store.take() == Changes(set(), False, {}, None)
-    assert not store.take().any
+    assert store.take().since is None
     assert store.pending() == (0, None)
 
 
@@ -62,7 +62,7 @@ def test_an_equal_object_is_no_change(store: Store) -> None:
     store.services.put(service(WEB))
     store.take()
     store.services.put(Decoded(WEB, "2", Service(WEB, cluster_ips=("10.0.0.1",))))
-    assert not store.take().any
+    assert store.take().since is None
     assert store.services.events == 2
 
 
@@ -83,7 +83,7 @@ def test_an_object_that_is_no_longer_for_us_is_removed(store: Store) -> None:
     assert store.take().services == {WEB}
     assert store.keys() == []
     store.services.put(Decoded(WEB, "3", None))
-    assert not store.take().any
+    assert store.take().since is None
     store.services.put(service(WEB))
     assert store.take().services == {WEB}
 
@@ -145,7 +145,7 @@ class TestUnreadable:
         store.services.put(service(WEB))
         store.take()
         store.services.put(self.REFUSED)
-        assert not store.take().any
+        assert store.take().since is None
         assert store.service(WEB)[0] == service(WEB).value
         assert list(store.unreadable.values()) == [self.FINDING]
 
@@ -181,10 +181,10 @@ def test_node(store: Store) -> None:
     assert store.node() is None
     store.nodes.put(node("z1"))
     changes = store.take()
-    assert (changes.node, changes.any, changes.since) == (True, True, 1.0)
+    assert (changes.node, changes.since) == (True, 1.0)
     assert changes.services == set()
     store.nodes.put(node("z1"))  # a heartbeat
-    assert not store.take().any
+    assert store.take().since is None
     store.nodes.put(node("z2"))
     assert store.node() == Node("n1", zone="z2")
     store.services.put(service(WEB))
