@@ -145,7 +145,7 @@ class TestUnreadable:
         store.services.put(service(WEB))
         store.take()
         store.services.put(self.REFUSED)
-        assert store.take().since is None
+        assert not store.take().services
         assert store.service(WEB)[0] == service(WEB).value
         assert list(store.unreadable.values()) == [self.FINDING]
 
