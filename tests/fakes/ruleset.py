@@ -302,4 +302,8 @@ def apply(before: FakeTable | None, t: o.Transaction) -> FakeTable | None:
 
 def _texts(container: FakeContainer) -> Iterator[tuple[str, str]]:
     for each in container.entries.values():
-        yield each.element.key, each.element.value
+        key = each.element.key
+        # nft lists a range of one address as the address.
+        for single in ("/32", "/128"):
+            key = key.removesuffix(single) if ":" in key or single == "/32" else key
+        yield key, each.element.value
