@@ -196,8 +196,8 @@ class FakeRuleset:
         self.watchers: list[Callable[[], None]] = []
         self.listings = 0
         self._refusals = 0
-        self._unclear = 0
         self._predicates: list[Predicate] = []
+        self._unclear: list[Predicate] = []
         self._down: set[Family] = set()
 
     def refuse_next(self, count: int = 1) -> None:
@@ -212,14 +212,15 @@ class FakeRuleset:
         """Refuses everything of one family, listings too."""
         self._down.add(family)
 
-    def unclear_next(self, count: int = 1) -> None:
-        """Carries this many commits out and then says that they were refused."""
-        self._unclear = count
+    def unclear_if(self, predicate: Predicate) -> None:
+        """Carries the transactions out that the predicate holds for, and then says that they were refused."""
+        self._unclear.append(predicate)
 
     def recover(self) -> None:
         """Ends all trouble that was asked for."""
-        self._refusals = self._unclear = 0
+        self._refusals = 0
         self._predicates.clear()
+        self._unclear.clear()
         self._down.clear()
 
     def commit(self, transaction: o.Transaction) -> None:
@@ -235,8 +236,7 @@ class FakeRuleset:
         self.commits.append(transaction)
         for watcher in self.watchers:
             watcher()
-        if self._unclear:
-            self._unclear -= 1
+        if any(holds(transaction) for holds in self._unclear):
             raise KernelRefusedError("Interrupted: the outcome is not known")
 
     def contents(self, family: Family) -> Contents:
