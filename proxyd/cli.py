@@ -7,7 +7,8 @@ import sys
 from collections.abc import Sequence
 
 from proxyd import __version__, logs
-from proxyd.config import Config, ConfigError, add_flags, load
+from proxyd.config import Config, add_flags, load
+from proxyd.errors import CannotWorkHereError, UserError
 
 USAGE = 2
 FAILURE = 1
@@ -22,33 +23,28 @@ def main(argv: Sequence[str] | None = None) -> int:
         return cleanup(arguments)
     try:
         config = load(_run_parser().parse_args(arguments))
-    except ConfigError as error:
-        return _fail(str(error), USAGE)
-    logs.configure(config.logging_format, config.verbosity)
-    return run(config)
-
-
-def run(config: Config) -> int:
-    """Runs the daemon and names what kept it from starting."""
-    if config.mode == "iptables":
-        return _fail("mode iptables is not there yet: use --proxy-mode nftables (or mode: nftables)", USAGE)
-    # Imported late, so that --help and configuration errors are quick.
-    from proxyd import daemon  # noqa: PLC0415
-    from proxyd.errors import CannotWorkHereError, UserError  # noqa: PLC0415
-
-    try:
-        return daemon.run(config)
+        logs.configure(config.logging_format, config.verbosity)
+        return run(config)
     except UserError as error:
         return _fail(str(error), USAGE)
     except CannotWorkHereError as error:
         return _fail(str(error), FAILURE)
 
 
+def run(config: Config) -> int:
+    """Runs the daemon; raises what keeps it from starting."""
+    if config.mode == "iptables":
+        raise UserError("mode iptables is not there yet: use --proxy-mode nftables (or mode: nftables)")
+    # Imported late, so that --help and configuration errors are quick.
+    from proxyd import daemon  # noqa: PLC0415
+
+    return daemon.run(config)
+
+
 def cleanup(arguments: Sequence[str]) -> int:
     """Deletes all rules of proxyd in this network namespace."""
     parser = argparse.ArgumentParser(prog="proxyd cleanup", description=cleanup.__doc__)
     parser.parse_args(arguments)
-    from proxyd.errors import CannotWorkHereError  # noqa: PLC0415
     from proxyd.kernel.host import supported_families  # noqa: PLC0415
     from proxyd.kernel.libnftables import LibNftables  # noqa: PLC0415
     from proxyd.kernel.ruleset import KernelRefusedError  # noqa: PLC0415

@@ -109,6 +109,7 @@ def run(config: Config) -> int:
     Raises the user errors of its parts before anything is written (see ``cli.main`` for what each becomes).
     """
     sys.setswitchinterval(SWITCH_INTERVAL)
+    host.raise_file_limit()
     policy = policy_of(config)
     _lock = lock_namespace()
     nft = LibNftables()

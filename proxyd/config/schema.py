@@ -11,6 +11,8 @@ from typing import Annotated, Any, NamedTuple, TypeVar
 
 import msgspec
 
+from proxyd.errors import UserError
+
 API_VERSION = "kubeproxy.config.k8s.io/v1alpha1"
 KIND = "KubeProxyConfiguration"
 
@@ -32,7 +34,7 @@ class Problem(NamedTuple):
         return f"{self.path}: {self.message}" if self.path else self.message
 
 
-class ConfigError(Exception):
+class ConfigError(UserError):
     """The configuration cannot be used. ``problems`` lists all that is wrong with it; ``str()`` has one a line."""
 
     def __init__(self, problems: tuple[str, ...]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import resource
 import socket
 from pathlib import Path
 
@@ -35,6 +36,12 @@ def tcp_be_liberal() -> bool | None:
         return TCP_BE_LIBERAL.read_text().strip() != "0"
     except OSError:
         return None
+
+
+def raise_file_limit() -> None:
+    """Allows this process as many open files as it may have: hundreds of listeners and their clients need them."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def local_addresses() -> tuple[tuple[Family, str], ...]:

@@ -10,27 +10,27 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
-from typing import Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from proxyd.kube.decode import Decoded, ObjectKey
-from proxyd.model import EndpointSlice, Finding, Node, Reason, Service, ServiceKey
+from proxyd.model import EndpointSlice, Family, Finding, Node, Reason, Service, ServiceKey
 
 T = TypeVar("T")
 
-# Trigger times kept for one Service between two passes: enough for a latency metric, bounded while nobody takes them.
-TRIGGERS_KEPT = 100
+# Trigger times kept for a family between two passes: enough for a latency metric, bounded while nobody takes them.
+TRIGGERS_KEPT = 1000
 
 
 class Changes(NamedTuple):
     """What was taken from the store: dirty Services, whether the Node changed, and what the latency metrics need.
 
-    ``triggers`` holds Unix times at which a change to the Service's endpoints began; ``since`` is the monotonic
-    time of the oldest change taken (None where there is none).
+    ``triggers`` holds Unix times at which changes to endpoints of a family began; ``since`` is the monotonic time of the
+    oldest change taken (None where there is none).
     """
 
     services: set[ServiceKey]
     node: bool = False
-    triggers: Mapping[ServiceKey, list[float]] = MappingProxyType({})
+    triggers: Mapping[Family, list[float]] = MappingProxyType({})
     since: float | None = None
 
 
@@ -70,8 +70,7 @@ class Intake(Generic[T]):
                 self._remove(key)
             for key in [key for kind, key in self._store.unreadable if kind == self.kind and key not in seen]:
                 del self._store.unreadable[self.kind, key]
-            self.synced = True
-            self._store.lock.notify_all()
+            self._store.listed(self)
 
     def _put(self, decoded: Decoded[T]) -> None:
         if decoded.refused:
@@ -110,7 +109,7 @@ class Store:
         self._slices_of: dict[ServiceKey, dict[str, EndpointSlice]] = {}
         self._dirty: set[ServiceKey] = set()
         self._node_dirty = False
-        self._triggers: dict[ServiceKey, list[float]] = {}
+        self._triggers: dict[Family, list[float]] = {}
         self._since: float | None = None
         self._woken = False
 
@@ -164,6 +163,14 @@ class Store:
         if self._since is None:
             self._since = self._now()
 
+    def listed(self, intake: Intake[Any]) -> None:
+        """Takes note that a kind has been listed completely; the caller holds the lock."""
+        was_complete, intake.synced = self.complete, True
+        if self.complete and not was_complete and self._since is not None:
+            # Before this moment nothing could have been written: no change is older than it.
+            self._since = self._now()
+        self.lock.notify_all()
+
     def _mark(self, key: ServiceKey) -> None:
         self._dirty.add(key)
         self.attention()
@@ -181,7 +188,7 @@ class Store:
         if new is not None:
             self._slices_of.setdefault(new.service, {})[new.name] = new
             self._mark(new.service)
-            triggers = self._triggers.setdefault(new.service, [])
+            triggers = self._triggers.setdefault(new.family, [])
             if new.trigger is not None and len(triggers) < TRIGGERS_KEPT:
                 triggers.append(new.trigger)
 

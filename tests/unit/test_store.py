@@ -132,8 +132,7 @@ def test_triggers_are_kept_bounded_and_taken_once(store: Store) -> None:
         store.slices.put(endpoints("a", WEB, trigger=float(number)))
     store.slices.put(endpoints("b", API))
     triggers = store.take().triggers
-    assert triggers[WEB] == [float(number) for number in range(TRIGGERS_KEPT)]
-    assert not triggers.get(API)
+    assert triggers[Family.IPV4] == [float(number) for number in range(TRIGGERS_KEPT)]
     assert store.take().triggers == {}
 
 
@@ -216,3 +215,12 @@ class TestWait:
         store.slices.put(endpoints("a", WEB))
         waiting.join(60)
         assert woken == [True]
+
+
+def test_what_came_before_the_lists_were_complete_is_no_older_than_their_completion() -> None:
+    clock = iter((10.0, 70.0))
+    store = Store(lambda: next(clock))
+    store.services.replace([service(WEB)])
+    assert store.pending() == (1, 10.0)
+    store.slices.replace([])
+    assert store.pending() == (1, 70.0)

@@ -1,0 +1,117 @@
+"""One family between passes: what it owes, when it may try again, how it stands. Families never wait for each other."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+
+import structlog
+
+from proxyd.kernel.ruleset import KernelRefusedError
+from proxyd.model import Family, Node, NodeSettings, ServiceKey
+from proxyd.sync.reconcile import Reconciler, StoppedError
+from proxyd.sync.status import FamilyStatus, Observer, PassResult
+
+log = structlog.get_logger("proxyd.sync")
+
+SettingsOf = Callable[[Family, Node | None], NodeSettings]
+
+# Seconds until a failed pass is tried again: doubled each time, up to the longest (or syncPeriod, if that is shorter).
+RETRY_FIRST = 1.0
+RETRY_LONGEST = 10.0
+
+
+class FamilySync:
+    """Runs the passes of one family and keeps its status. Used by the sync thread only; ``status`` is replaced whole."""
+
+    def __init__(self, reconciler: Reconciler, settings_of: SettingsOf, observer: Observer, sync_period: float) -> None:
+        self.status = FamilyStatus(reconciler.family)
+        self.reconciler = reconciler
+        # When the next attempt is due although nothing changes (monotonic seconds), None where nothing is owed.
+        self.retry_at: float | None = None
+        self.cleanup_failed = False
+        self._settings_of = settings_of
+        self._observer = observer
+        self._longest = min(RETRY_LONGEST, sync_period)
+        self._delay = 0.0
+        self._dirty: set[ServiceKey] = set()
+        self._triggers: list[float] = []
+        self._since: float | None = None
+
+    def owe(self, services: Iterable[ServiceKey], triggers: Iterable[float], since: float) -> None:
+        """Takes changes that the kernel does not have yet; ``since`` is the monotonic time of the oldest."""
+        self._dirty.update(services)
+        self._triggers.extend(triggers)
+        self._since = since if self._since is None else self._since
+
+    def sync(self, all_keys: Callable[[], list[ServiceKey]], node: Node | None) -> None:
+        """One pass over everything owed, unless it is too early after a failure. Raises ``StoppedError`` at shutdown."""
+        started = time.monotonic()
+        if self.retry_at is not None and started < self.retry_at:
+            return
+        reconciler, dirty, error = self.reconciler, self._dirty, ""
+        self._dirty = set()
+        full = reconciler.full_owed
+        try:
+            reconciler.sync(dirty, all_keys, self._settings_of(reconciler.family, node))
+        except StoppedError:
+            raise
+        except KernelRefusedError as refused:
+            error = str(refused)
+        except Exception as unforeseen:  # one family's trouble must not end the other's
+            log.exception("a pass failed", ip_family=reconciler.family)
+            reconciler.forget()
+            error = f"internal error: {unforeseen!r}"
+        seconds = time.monotonic() - started
+        if error:
+            self._failed(error)
+        else:
+            self._succeeded(seconds)
+        result = PassResult(reconciler.family, full, seconds, len(dirty), reconciler.operations, error)
+        self._observer.pass_done(result)
+
+    def cleanup(self) -> None:
+        """Deletes from the kernel what nothing uses any more; a failure is counted and leaves it owed."""
+        try:
+            self.reconciler.cleanup()
+            self.cleanup_failed = False
+        except KernelRefusedError as error:
+            self.cleanup_failed = True
+            self._observer.cleanup_failed(self.reconciler.family)
+            log.warning("unused objects not deleted", ip_family=self.reconciler.family, error=str(error))
+
+    def _failed(self, error: str) -> None:
+        self._delay = min(max(RETRY_FIRST, self._delay * 2), self._longest)
+        self.retry_at = time.monotonic() + self._delay
+        self.status = self._status(self.status.last_success, self.status.last_success_time, error)
+        log.error("rules not written", ip_family=self.status.family, error=error, retry_in_seconds=self._delay)
+
+    def _succeeded(self, seconds: float) -> None:
+        now = time.time()
+        for trigger in self._triggers:
+            self._observer.programmed(self.reconciler.family, max(0.0, now - trigger))
+        self._triggers.clear()
+        self._since, self.retry_at, self._delay = None, None, 0.0
+        before, self.status = self.status, self._status(time.monotonic(), now, "")
+        if before.last_error or before.last_success is None:
+            log.info(
+                "rules written",
+                ip_family=self.status.family,
+                services=self.status.services,
+                endpoints=self.status.endpoints,
+                seconds=round(seconds, 3),
+            )
+
+    def _status(self, last_success: float | None, last_success_time: float | None, error: str) -> FamilyStatus:
+        tally = self.reconciler.tally
+        return FamilyStatus(
+            family=self.reconciler.family,
+            last_success=last_success,
+            last_success_time=last_success_time,
+            owed_since=self._since,
+            last_error=error,
+            services=tally.services,
+            endpoints=tally.total.endpoints,
+            no_local_internal=tally.total.no_local_internal,
+            no_local_external=tally.total.no_local_external,
+        )
