@@ -35,11 +35,11 @@ class Choice(NamedTuple):
     exists: bool
 
 
-def merge(slices: Iterable[EndpointSlice], family: Family, port_name: str, protocol: str) -> Candidates:
+def merge(slices: Iterable[EndpointSlice], family: Family, port_name: str, protocol: str, node: str) -> Candidates:
     """All endpoints of one ServicePort over its slices, each address and port once.
 
     The slice's port *name* and protocol decide; numbers may differ between slices. Where slices disagree about one
-    endpoint: ready before serving before neither, then local (with a node) before not; kube-proxy leaves this to chance.
+    endpoint: ready before serving before neither, then on this node before elsewhere; kube-proxy leaves this to chance.
     """
     merged: Candidates = {}
     for piece in slices:
@@ -50,18 +50,22 @@ def merge(slices: Iterable[EndpointSlice], family: Family, port_name: str, proto
                 for endpoint in piece.endpoints:
                     backend = Backend(endpoint.address, port.port)
                     known = merged.get(backend)
-                    if known is None or _rank(endpoint) < _rank(known):
+                    if known is None or _rank(endpoint, node) < _rank(known, node):
                         merged[backend] = endpoint
     return merged
 
 
-def _rank(endpoint: Endpoint) -> tuple[bool, bool, bool, bool, str]:
+def _rank(endpoint: Endpoint, node: str) -> tuple[object, ...]:
+    """The lowest wins. The last fields only see to it that the order of slices never does."""
     return (
         not endpoint.ready,
         not endpoint.serving,
         endpoint.terminating,
+        endpoint.node != node,
         endpoint.node is None,
         endpoint.node or "",
+        endpoint.zone_hints,
+        endpoint.node_hints,
     )
 
 

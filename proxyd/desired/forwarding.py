@@ -129,7 +129,7 @@ def _build_port(
 ) -> PortForwarding:
     accessible = bool(port.node_port or admitted.ingress_ips or admitted.external_ips)
     choice = choose(
-        merge(slices, settings.family, port.name, port.protocol),
+        merge(slices, settings.family, port.name, port.protocol, settings.node_name),
         settings.node_name,
         settings.zone,
         use_cluster=not service.internal_local or accessible,
