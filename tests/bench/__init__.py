@@ -1,0 +1,1 @@
+"""Benchmarks: ratios and growth within one run, never absolute promises. Run by ``make bench``."""

@@ -1,0 +1,57 @@
+"""Runs every case in a network namespace and a process of its own and prints how costs grow from one to the next."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import uuid
+
+from tests.bench.cases import CASES, Measured, measure
+
+
+def main(arguments: list[str]) -> int:
+    """``python -m tests.bench [CASE ...]``; needs root. With ``--measure CASE`` it is the child that measures."""
+    if arguments[:1] == ["--measure"]:
+        print(json.dumps(measure(CASES[arguments[1]])))
+        return 0
+    if os.geteuid() != 0:
+        print("bench: needs root (it makes network namespaces)", file=sys.stderr)
+        return 1
+    unknown = [name for name in arguments if name not in CASES]
+    if unknown:
+        print(f"bench: no such case: {', '.join(unknown)} (there are {', '.join(CASES)})", file=sys.stderr)
+        return 2
+    _report({name: _in_namespace(name) for name in arguments or CASES})
+    return 0
+
+
+def _in_namespace(name: str) -> Measured:
+    namespace = f"bench-{uuid.uuid4().hex[:6]}"
+    print(f"measuring: {CASES[name].name} ...", file=sys.stderr, flush=True)
+    subprocess.run(["ip", "netns", "add", namespace], check=True)
+    try:
+        command = ["ip", "netns", "exec", namespace, sys.executable, "-m", "tests.bench", "--measure", name]
+        return Measured(*json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout))
+    finally:
+        subprocess.run(["ip", "netns", "del", namespace], check=False)
+
+
+def _report(results: dict[str, Measured]) -> None:
+    first = next(iter(results.values()))
+    print(f"{'case':<55}{'full load':>12}{'a Service':>12}{'beside':>10}{'one change':>12}{'memory':>10}")
+    for name, each in results.items():
+        a_service = each.full / each.services / (first.full / first.services)
+        print(
+            f"{CASES[name].name:<55}{each.full / first.full:>11.1f}x{a_service:>11.2f}x"
+            f"{each.again / first.again:>9.1f}x{each.change / first.change:>11.2f}x{each.memory / first.memory:>9.1f}x"
+        )
+    print(
+        "All figures are ratios to the first case. Full load: everything written; a Service: its share of that; beside:\n"
+        "everything written beside what is there; one change: one endpoint replaced; memory: growth of the peak."
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
