@@ -77,11 +77,9 @@ def claims_of(service: Service, admitted: Admitted) -> dict[FrontendKey, Claim]:
 
 def _frontends(port: ServicePort, admitted: Admitted) -> list[tuple[FrontendKey, Kind]]:
     """The frontends of a port, strongest kind first, each once."""
-    kinds = [
-        *((admitted.cluster_ip, Kind.CLUSTER_IP),),
-        *((address, Kind.LOAD_BALANCER) for address in admitted.ingress_ips),
-        *((address, Kind.EXTERNAL_IP) for address in admitted.external_ips),
-    ]
+    kinds = [(admitted.cluster_ip, Kind.CLUSTER_IP)]
+    kinds += [(address, Kind.LOAD_BALANCER) for address in admitted.ingress_ips]
+    kinds += [(address, Kind.EXTERNAL_IP) for address in admitted.external_ips]
     found: dict[FrontendKey, Kind] = {}
     for address, kind in kinds:
         found.setdefault(FrontendKey(address, port.protocol, port.port), kind)
