@@ -214,7 +214,8 @@ class Topology:
     ) -> list[Answer]:
         """Lets a host connect ``count`` times, one after the other, and gives what came of each.
 
-        ``timeout`` is for each. Where silence is what is expected, a short one will do.
+        ``timeout`` is for each; where silence is what is expected, a short one will do. After five silences the rest is
+        not asked any more.
         """
         texts = self.hosts[who].call(
             "ask",
