@@ -25,19 +25,29 @@ class Desired:
         # Admissions of the Services that are being worked out, so that each is judged once.
         self._judged: dict[ServiceKey, Admission] = {}
 
+    def forget(self) -> None:
+        """Forgets all claims: what is said to have changed next is everything there is."""
+        self._claims.clear()
+
     def concerned(self, dirty: Iterable[ServiceKey]) -> set[ServiceKey]:
         """Takes notice of changed Services; gives them and all others whose conflicts this may decide anew."""
         concerned = set(dirty)
         self._judged.clear()
         for key in tuple(concerned):
-            service, _ = self._lookup(key)
-            claims: dict[FrontendKey, Claim] = {}
-            if service is not None:
-                admission = self._judged[key] = admit(service)
-                admitted = admission.families.get(self._family)
-                claims = claims_of(service, admitted) if admitted else {}
+            try:
+                claims = self._claims_of(key)
+            except Exception:  # noqa: BLE001  (a fault of ours about one Service; forwarding() meets it again)
+                claims = {}
             concerned |= self._claims.update(key, claims)
         return concerned
+
+    def _claims_of(self, key: ServiceKey) -> dict[FrontendKey, Claim]:
+        service, _ = self._lookup(key)
+        if service is None:
+            return {}
+        admission = self._judged[key] = admit(service)
+        admitted = admission.families.get(self._family)
+        return claims_of(service, admitted) if admitted else {}
 
     def forwarding(self, key: ServiceKey, settings: NodeSettings) -> tuple[Forwarding | None, tuple[Finding, ...]]:
         """The forwarding of one Service (None: nothing to forward in this family) and all Findings about it."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import NamedTuple
 
 import structlog
 
@@ -31,7 +32,17 @@ QUARANTINED_AT_MOST = 16
 FIRST = (ServiceKey("default", "kubernetes"), ServiceKey("kube-system", "kube-dns"))
 
 Changes = dict[ServiceKey, ServiceObjects | None]
-Work = dict[ServiceKey, tuple[Forwarding | None, tuple[Finding, ...]]]
+
+
+class Worked(NamedTuple):
+    """One Service as it was worked out: what it forwards (None: nothing here), its objects, and what to say about it."""
+
+    forwarding: Forwarding | None
+    objects: ServiceObjects | None
+    findings: tuple[Finding, ...]
+
+
+Work = dict[ServiceKey, Worked]
 
 
 class StoppedError(Exception):
@@ -101,7 +112,12 @@ class Reconciler:
     def cleanup(self) -> None:
         """Deletes what nothing uses any more. Raises ``KernelRefusedError``; it is then owed as before."""
         if self._leftovers.chains or self._leftovers.containers:
-            self._delete_leftovers()
+            try:
+                self._delete_leftovers()
+            except KernelRefusedError:
+                # Some of it may be gone already, and then all would be refused for ever.
+                self._leftovers = _only(self._ruleset.contents(self.family), self._leftovers)
+                raise
         if self._holdings is not None and (transaction := self._holdings.plan_cleanup()) is not None:
             self._ruleset.commit(transaction)
             self._holdings.confirm_cleanup(transaction)
@@ -118,9 +134,8 @@ class Reconciler:
         changes: Changes = {}
         if settings != self._settings:
             changes[NODE] = _node_objects(layout, settings)
-        work: Work = {}
-        for key in self._owed:
-            work[key], changes[key] = self._build(key, layout, settings)
+        work = {key: self._work_out(key, layout, settings) for key in self._owed}
+        changes.update((key, each.objects) for key, each in work.items())
         self._commit(holdings, changes)
         self._settled(work)
         self._settings = settings
@@ -134,11 +149,17 @@ class Reconciler:
         switch = base_chains(layout)
         in_use = old.chains.isdisjoint(chain.name for chain in switch)
         self._quarantined = 0
-        self._declare(layout, holdings, settings, switch if in_use else ())
-        concerned = self._desired.concerned([*keys, *self._owed])
-        self._load(layout, holdings, sorted(concerned, key=_importance), settings)
-        if not in_use:
-            self._commit_counted(Transaction(self.family, chains=switch))
+        self._desired.forget()
+        try:
+            self._declare(layout, holdings, settings, switch if in_use else ())
+            concerned = self._desired.concerned([*keys, *self._owed])
+            self._load(layout, holdings, sorted(concerned, key=_importance), settings)
+            if not in_use:
+                self._commit_counted(Transaction(self.family, chains=switch))
+        except KernelRefusedError:
+            if not in_use:
+                self._abandon(layout)
+            raise
         self._layout, self._holdings, self._settings, self._owed = layout, holdings, settings, set()
         self._leftovers = _not_of(generation, old, switch)
 
@@ -168,27 +189,25 @@ class Reconciler:
             while chunk is not None:
                 if self._stopping():
                     raise StoppedError
-                work, changes = chunk
+                work: Work = chunk
+                changes = {key: each.objects for key, each in work.items() if each.objects is not None}
                 committed = committing.submit(self._commit_or_split, holdings, changes)
                 chunk = next(chunks, None)
                 committed.result()
-                self._settled({key: each for key, each in work.items() if not each[0] or key in holdings})
+                self._settled({key: each for key, each in work.items() if each.objects is None or key in holdings})
                 done += len(work)
                 self._progress(self.family, done, len(keys))
 
-    def _chunks(self, layout: Layout, keys: list[ServiceKey], settings: NodeSettings) -> Iterator[tuple[Work, Changes]]:
+    def _chunks(self, layout: Layout, keys: list[ServiceKey], settings: NodeSettings) -> Iterator[Work]:
         work: Work = {}
-        changes: Changes = {}
         size = 0
         for key in keys:
-            work[key], objects = self._build(key, layout, settings)
-            if objects is not None:
-                changes[key] = objects
-                size += _size(objects)
+            work[key] = each = self._work_out(key, layout, settings)
+            size += _size(each.objects) if each.objects is not None else 0
             if size >= CHUNK:
-                yield work, changes
-                work, changes, size = {}, {}, 0
-        yield work, changes
+                yield work
+                work, size = {}, 0
+        yield work
 
     def _commit_or_split(self, holdings: Holdings, changes: Changes) -> None:
         """Commits; what the kernel refuses is halved until the Services at fault are alone, and these are left out."""
@@ -216,24 +235,36 @@ class Reconciler:
             self._ruleset.commit(transaction)
             self.operations += transaction.size
 
-    def _build(
-        self, key: ServiceKey, layout: Layout, settings: NodeSettings
-    ) -> tuple[tuple[Forwarding | None, tuple[Finding, ...]], ServiceObjects | None]:
+    def _work_out(self, key: ServiceKey, layout: Layout, settings: NodeSettings) -> Worked:
         """Decides about one Service and makes its objects; a fault of ours in doing so costs this Service only."""
         try:
             forwarding, findings = self._desired.forwarding(key, settings)
-            return (forwarding, findings), render_service(forwarding, layout) if forwarding else None
+            return Worked(forwarding, render_service(forwarding, layout) if forwarding else None, findings)
         except Exception as error:
             log.exception("a Service could not be worked out", service=str(key), ip_family=self.family)
-            return (None, (Finding("Service", str(key), Reason.INTERNAL_ERROR, repr(error)),)), None
+            return Worked(None, None, (Finding("Service", str(key), Reason.INTERNAL_ERROR, repr(error)),))
 
     def _settled(self, work: Work) -> None:
-        for key, (forwarding, findings) in work.items():
-            self.tally.note(key, forwarding)
-            if findings:
-                self.findings[key] = findings
+        for key, each in work.items():
+            self.tally.note(key, each.forwarding)
+            if each.findings:
+                self.findings[key] = each.findings
             else:
                 self.findings.pop(key, None)
+
+    def _abandon(self, layout: Layout) -> None:
+        """Deletes a generation that could not be completed, so that failures do not pile up in the kernel.
+
+        Base chains go to "services" only: where the outcome of the switch is in doubt, deleting that chain tells.
+        """
+        try:
+            contents = self._ruleset.contents(self.family)
+            if layout.name("services") in contents.chains:
+                self._ruleset.commit(Transaction(self.family, delete_chains=(layout.name("services"),)))
+            self._leftovers = _generation(layout.generation, self._ruleset.contents(self.family))
+            self._delete_leftovers()
+        except KernelRefusedError as error:
+            log.warning("unfinished rules not deleted", ip_family=self.family, error=str(error))
 
     def _delete_leftovers(self) -> None:
         """Deletes an old generation, in two commits: older kernels let go of chains only after all references are gone."""
@@ -265,6 +296,22 @@ def _not_of(generation: int, contents: Contents, base: tuple[Chain, ...]) -> Con
     return Contents(
         frozenset(filter(stale, contents.chains)),
         {name: is_map for name, is_map in contents.containers.items() if stale(name)},
+    )
+
+
+def _generation(generation: int, contents: Contents) -> Contents:
+    """What of ``contents`` is of this generation."""
+    return Contents(
+        frozenset(name for name in contents.chains if generation_of(name) == generation),
+        {name: is_map for name, is_map in contents.containers.items() if generation_of(name) == generation},
+    )
+
+
+def _only(contents: Contents, wanted: Contents) -> Contents:
+    """What of ``wanted`` there is."""
+    return Contents(
+        contents.chains & wanted.chains,
+        {name: is_map for name, is_map in contents.containers.items() if name in wanted.containers},
     )
 
 
