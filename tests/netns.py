@@ -14,11 +14,12 @@ from collections.abc import Iterator
 from typing import Any
 
 from proxyd.kernel.libnftables import LibNftables
-from proxyd.kernel.ruleset import Contents
+from proxyd.kernel.ruleset import Contents, KernelRefusedError
 from proxyd.model import Family
 from proxyd.nft.layout import TABLE
 from proxyd.nft.objects import Transaction
 from proxyd.nft.script import FAMILY_WORD
+from tests.fakes.ruleset import FakeRuleset
 
 _CLONE_NEWNET = 0x40000000
 
@@ -101,3 +102,39 @@ def _text(listed: Any) -> str:
             return f"{kind} {value['target']}"
         case _:
             return str(kind)
+
+
+class MirroredRuleset(FakeRuleset):
+    """The in-memory kernel, with a real one that is told the same and must answer the same."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._real = RealRuleset()
+
+    def _carry_out(self, transaction: Transaction) -> None:
+        refused = ""
+        try:
+            self._real.commit(transaction)
+        except KernelRefusedError as error:
+            refused = str(error)
+        try:
+            super()._carry_out(transaction)
+        except KernelRefusedError as error:
+            if not refused:
+                raise AssertionError("only the in-memory kernel refuses") from error
+            raise
+        assert not refused, f"only the real kernel refuses: {refused}"
+
+    def contents(self, family: Family) -> Contents:
+        contents = super().contents(family)
+        assert contents == self._real.contents(family)
+        return contents
+
+    def check(self) -> None:
+        """Compares everything that both hold."""
+        for family in Family:
+            assert self.elements(family) == self._real.elements(family)
+            table = self.tables.get(family)
+            assert self._real.rules(family) == (
+                {name: len(chain.rules) for name, chain in table.chains.items()} if table is not None else {}
+            )
