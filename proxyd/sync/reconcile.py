@@ -180,7 +180,9 @@ class Reconciler:
     def _load(self, layout: Layout, holdings: Holdings, keys: list[ServiceKey], settings: NodeSettings) -> None:
         """Writes Services in commits that are each complete, the most important ones first."""
         self.tally = Tally()
-        self.findings = {}
+        # Each stays until its Service has been looked at again, so that a failure does not hide it for a while.
+        here = set(keys)
+        self.findings = {key: each for key, each in self.findings.items() if key in here}
         done = 0
         # The library works without the interpreter lock: the next chunk is worked out while one is being committed.
         with ThreadPoolExecutor(1, "commit") as committing:
@@ -190,7 +192,7 @@ class Reconciler:
                 if self._stopping():
                     raise StoppedError
                 work: Work = chunk
-                changes = {key: each.objects for key, each in work.items() if each.objects is not None}
+                changes: Changes = {key: each.objects for key, each in work.items() if each.objects is not None}
                 committed = committing.submit(self._commit_or_split, holdings, changes)
                 chunk = next(chunks, None)
                 committed.result()
