@@ -41,6 +41,7 @@ class Reason(StrEnum):
     INVALID_PORT = "invalid-port"
     INVALID_ADDRESS = "invalid-address"
     INVALID_SOURCE_RANGE = "invalid-source-range"
+    INVALID_AFFINITY = "invalid-affinity"
     INVALID_ENDPOINT = "invalid-endpoint"
     DUPLICATE_PORT = "duplicate-port"
     FRONTEND_CONFLICT = "frontend-conflict"
@@ -79,7 +80,10 @@ class SlicePort(msgspec.Struct, frozen=True, gc=False):
 
 
 class EndpointSlice(msgspec.Struct, frozen=True, gc=False):
-    """What proxyd keeps of an EndpointSlice. ``trigger`` is the change trigger time in Unix seconds, None if unknown."""
+    """What proxyd keeps of an EndpointSlice; ``refused`` names addresses and ports in it that cannot be used.
+
+    ``trigger`` is the change trigger time in Unix seconds, None if unknown.
+    """
 
     namespace: str
     name: str

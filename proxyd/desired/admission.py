@@ -15,6 +15,9 @@ from proxyd.model import FAMILIES, PROTOCOLS, Family, Finding, Reason, Service, 
 
 Refuse = Callable[[Reason, str], None]
 
+# What the API allows for the timeout of ClientIP affinity, and its default (seconds).
+AFFINITY_AT_MOST, AFFINITY_DEFAULT = 86400, 10800
+
 
 class Admitted(msgspec.Struct, frozen=True, gc=False):
     """What one family may serve of a Service, all canonical.
@@ -27,6 +30,7 @@ class Admitted(msgspec.Struct, frozen=True, gc=False):
     ingress_ips: tuple[str, ...]
     sources: tuple[str, ...] | None
     ports: tuple[ServicePort, ...]
+    affinity_seconds: int = 0
 
 
 class Admission(msgspec.Struct, frozen=True, gc=False):
@@ -54,6 +58,7 @@ def admit(service: Service) -> Admission:
             if family not in cluster_ips:
                 refuse(Reason.INVALID_ADDRESS, f"{field}: {address} is {family}, but there is no {family} cluster IP")
     sources = _sources(service.source_ranges, refuse)
+    affinity = _affinity(service.affinity_seconds, refuse)
     families = {
         family: Admitted(
             cluster_ip,
@@ -61,6 +66,7 @@ def admit(service: Service) -> Admission:
             tuple(dict.fromkeys(a for f, a in ingress if f is family)),
             sources[family],
             ports,
+            affinity,
         )
         for family, cluster_ip in cluster_ips.items()
     }
@@ -105,6 +111,14 @@ def _with_node_port(port: ServicePort, where: str, taken: set[tuple[str, int]], 
         taken.add((port.protocol, port.node_port))
         return port
     return ServicePort(port.name, port.protocol, port.port)
+
+
+def _affinity(seconds: int, refuse: Refuse) -> int:
+    if 0 <= seconds <= AFFINITY_AT_MOST:
+        return seconds
+    field = "spec.sessionAffinityConfig.clientIP.timeoutSeconds"
+    refuse(Reason.INVALID_AFFINITY, f"{field}: {seconds} is not within 1..{AFFINITY_AT_MOST}")
+    return AFFINITY_DEFAULT
 
 
 def _sources(ranges: tuple[str, ...], refuse: Refuse) -> dict[Family, tuple[str, ...] | None]:

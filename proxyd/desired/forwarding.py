@@ -152,7 +152,7 @@ def _build_port(
         cluster=choice.cluster if routes & _USES_CLUSTER else (),
         local=choice.local if routes & _USES_LOCAL else (),
         beside=choice.beside,
-        affinity_seconds=service.affinity_seconds,
+        affinity_seconds=admitted.affinity_seconds,
         no_local_internal=internal is Route.DROP,
         no_local_external=accessible and external is Route.EXTERNAL_NO_LOCAL,
     )

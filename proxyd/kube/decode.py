@@ -253,16 +253,21 @@ def _endpoint_slice(wire: _EndpointSlice, key: ObjectKey) -> EndpointSlice | Non
     endpoints = tuple(
         endpoint for entry in wire.endpoints or () if (endpoint := _endpoint(entry, family, refused)) is not None
     )
-    ports = tuple(
-        SlicePort(p.name or "", (p.protocol or "TCP").lower(), p.port)
-        # A missing name means the unnamed port; a missing number means "all ports", which a proxy cannot serve.
-        for p in wire.ports or ()
-        if p.port
-    )
+    ports = tuple(port for entry in wire.ports or () if (port := _slice_port(entry, refused)) is not None)
     trigger = (wire.metadata.annotations or {}).get(TRIGGER_TIME_ANNOTATION)
     return EndpointSlice(
         key[0], key[1], ServiceKey(key[0], service), family, endpoints, ports, tuple(refused), _unix_time(trigger)
     )
+
+
+def _slice_port(entry: _Port, refused: list[str]) -> SlicePort | None:
+    """A missing name means the unnamed port; a missing number means "all ports", which a proxy cannot serve."""
+    if not entry.port:
+        return None
+    if not 1 <= entry.port <= 65535:
+        refused.append(f"port {entry.port}")
+        return None
+    return SlicePort(entry.name or "", (entry.protocol or "TCP").lower(), entry.port)
 
 
 _READY = _Conditions()

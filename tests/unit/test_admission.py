@@ -36,8 +36,8 @@ def test_a_good_service_is_admitted_whole() -> None:
     )
     assert admit(good).findings == ()
     assert admit(good).families == {
-        V4: Admitted("10.96.0.1", ("192.0.2.99",), ("203.0.113.10",), ("198.51.100.0/24",), good.ports),
-        V6: Admitted("fd00:96::1", ("2001:db8::99",), ("2001:db8:1::10",), ("2001:db8:7::/48",), good.ports),
+        V4: Admitted("10.96.0.1", ("192.0.2.99",), ("203.0.113.10",), ("198.51.100.0/24",), good.ports, 600),
+        V6: Admitted("fd00:96::1", ("2001:db8::99",), ("2001:db8:1::10",), ("2001:db8:7::/48",), good.ports, 600),
     }
 
 
@@ -211,6 +211,20 @@ class TestSourceRanges:
 
     def test_an_unreadable_one_closes_a_family_that_has_no_other(self) -> None:
         assert self.sources("198.51.100.0/24", "2001:db8::/129") == (("198.51.100.0/24",), ())
+
+
+class TestAffinity:
+    @pytest.mark.parametrize("seconds", [0, 1, 10800, 86400])
+    def test_what_the_api_allows_is_taken(self, seconds: int) -> None:
+        built = service(affinity_seconds=seconds)
+        assert (admit(built).families[V4].affinity_seconds, refused(built)) == (seconds, [])
+
+    @pytest.mark.parametrize("seconds", [-1, 86401, 10**12])
+    def test_what_it_does_not_allow_becomes_its_default(self, seconds: int) -> None:
+        built = service(affinity_seconds=seconds)
+        message = f"spec.sessionAffinityConfig.clientIP.timeoutSeconds: {seconds} is not within 1..86400"
+        assert refused(built) == [(Reason.INVALID_AFFINITY, message)]
+        assert admit(built).families[V4].affinity_seconds == 10800
 
 
 def test_everything_bad_at_once_still_serves_the_good_rest() -> None:

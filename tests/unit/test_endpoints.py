@@ -3,6 +3,7 @@
 Row numbers: section 10 of the behaviour inventory.
 """
 
+import json
 from collections.abc import Sequence
 from itertools import combinations, permutations, product
 from random import Random
@@ -13,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxyd.desired.endpoints import Backend, Candidates, Choice, choose, merge
+from proxyd.kube.decode import decode_endpoint_slice
 from proxyd.model import Endpoint, EndpointSlice, Family, SlicePort
 from tests.build import NODE, NOT_SERVING, SERVING_TERMINATING, endpoint, endpoint_slice
 
@@ -85,6 +87,17 @@ class TestMerge:
 
     def test_a_slice_without_ports_gives_nothing(self) -> None:  # row 25; a port without a number is no port at all
         assert merged(endpoint_slice("web", "10.244.1.1", ports=())) == {}
+
+    @pytest.mark.parametrize("number", [-1, 65536, 10**12])
+    def test_a_slice_port_that_cannot_be_is_refused_by_name_and_its_other_ports_serve(self, number: int) -> None:
+        ports = [{"name": "http", "port": number}, {"name": "admin", "port": 8081}]
+        meta = {"name": "web-1", "namespace": "default", "labels": {"kubernetes.io/service-name": "web"}}
+        given = {"metadata": meta, "addressType": "IPv4", "endpoints": [{"addresses": ["10.244.1.1"]}], "ports": ports}
+        piece = decode_endpoint_slice(json.dumps(given).encode()).value
+        assert piece is not None
+        assert piece.refused == (f"port {number}",)
+        assert merged(piece) == {}
+        assert set(merged(piece, name="admin")) == {Backend("10.244.1.1", 8081)}
 
     def test_a_slice_that_lists_one_port_name_twice_gives_both_numbers(self) -> None:
         ports = (SlicePort("http", "tcp", 80), SlicePort("http", "tcp", 81))
