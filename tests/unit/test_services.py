@@ -2,13 +2,14 @@
 
 from random import Random
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from proxyd.desired.forwarding import Forwarding
 from proxyd.desired.services import Desired
 from proxyd.kube.store import Store
-from proxyd.model import Family, Finding, Reason, Service, ServiceKey
+from proxyd.model import EndpointSlice, Family, Finding, Reason, Service, ServiceKey
 from tests.build import NODE_IP, decoded, endpoint_slice, key, port, service, settings, store
 
 V4, V6 = Family.IPV4, Family.IPV6
@@ -160,6 +161,28 @@ class TestConflicts:
         desired = Desired(V6, built.service)
         desired.concerned(built.take().services)
         assert [each for name in (X, Y) for each in desired.forwarding(name, settings(V6))[1]] == []
+
+    def test_after_forgetting_the_next_changes_are_all_there_is(self) -> None:
+        built, desired = self.both()
+        desired.forget()
+        assert desired.concerned([Y]) == {Y}
+        assert f"{SHARED}:80/tcp" in frontends(desired, Y)
+        assert built.service(X)[0] is not None
+
+
+def test_a_service_that_cannot_be_worked_out_harms_no_other() -> None:
+    built = store(service("x", external_ips=(SHARED,)), service("y", ip="10.96.0.2", external_ips=(SHARED,)))
+
+    def lookup(name: ServiceKey) -> tuple[Service | None, tuple[EndpointSlice, ...]]:
+        if name == X:
+            raise RuntimeError("a fault of ours")
+        return built.service(name)
+
+    desired = Desired(V4, lookup)
+    assert desired.concerned([X, Y]) == {X, Y}
+    assert f"{SHARED}:80/tcp" in frontends(desired, Y)
+    with pytest.raises(RuntimeError, match="of ours"):
+        desired.forwarding(X, SETTINGS)
 
 
 # -- any history gives what its end alone gives --------------------------------------------------------------------------
