@@ -18,6 +18,7 @@ from proxyd.desired.settings import NodePolicy, needs_local_addresses, node_sett
 from proxyd.kernel import host
 from proxyd.kernel.libnftables import LibNftables
 from proxyd.kernel.lock import lock_namespace
+from proxyd.kernel.notifications import Notifications
 from proxyd.kube.store import Store
 from proxyd.model import Family, Finding, Node, NodeSettings, Reason
 from proxyd.serve import app, http
@@ -138,6 +139,8 @@ def run(config: Config) -> int:
     loop = SyncLoop(
         store, reconcilers, facts.settings, metrics, timing, config.mode, lambda: node_findings(store, expected)
     )
+    notifications = Notifications(lambda: nft.port, loop.drifted)
+    notifications.start()
     server = _serve(config, store, metrics, loop, end)
     syncing = threading.Thread(target=loop.run, name="sync")
     for source in feeding:
@@ -151,6 +154,7 @@ def run(config: Config) -> int:
     syncing.join(STOP_WITHIN)
     for source in feeding:
         source.stop()
+    notifications.stop()
     server.stop()
     return max(exit_codes)
 

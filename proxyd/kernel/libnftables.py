@@ -7,7 +7,10 @@ reflectors go on reading during a commit.
 from __future__ import annotations
 
 import json
+import os
 import re
+import socket
+import stat
 from typing import Any
 
 from proxyd.errors import CannotWorkHereError
@@ -19,6 +22,7 @@ from proxyd.nft.script import FAMILY_WORD, script
 
 MINIMUM_VERSION = (1, 0, 6)
 _SHOWN = 600
+_NETLINK_NETFILTER = 12
 
 
 class NftablesUnavailableError(CannotWorkHereError):
@@ -37,6 +41,7 @@ class LibNftables:
                 f"the nftables Python binding is missing ({error}): install Debian's python3-nftables "
                 "and use a virtual environment that sees system packages"
             ) from error
+        before = _netfilter_sockets()
         try:
             self._nft: Any = Nftables()
         except (OSError, RuntimeError, AttributeError) as error:
@@ -44,6 +49,14 @@ class LibNftables:
         # Terse: without it, a listing of names reads every element of every set from the kernel.
         self._nft.set_terse_output(True)
         self.version = self._version()
+        self._descriptor = next(iter(_netfilter_sockets() - before))
+
+    @property
+    def port(self) -> int:
+        """The netlink port that the library's changes come from; it may change when the library opens a new socket."""
+        with socket.socket(fileno=os.dup(self._descriptor)) as same:
+            port: int = same.getsockname()[0]
+            return port
 
     def commit(self, transaction: Transaction) -> None:
         """See ``Ruleset``."""
@@ -87,6 +100,20 @@ class LibNftables:
         if code:
             raise KernelRefusedError(_short(error) or f"libnftables returned {code}")
         return str(output)
+
+
+def _netfilter_sockets() -> set[int]:
+    """Descriptors of this process that are netlink sockets of netfilter."""
+    found = set()
+    for entry in os.listdir("/proc/self/fd"):
+        try:
+            if stat.S_ISSOCK(os.stat(f"/proc/self/fd/{entry}").st_mode):
+                with socket.socket(fileno=os.dup(int(entry))) as each:
+                    if each.family == socket.AF_NETLINK and each.proto == _NETLINK_NETFILTER:
+                        found.add(int(entry))
+        except OSError:
+            continue  # closed meanwhile
+    return found
 
 
 def _short(error: str) -> str:

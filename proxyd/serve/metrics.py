@@ -102,6 +102,9 @@ class Metrics:
             f"{SYNC}nftables_cleanup_failures_total", "Failures to delete what is no longer used from nftables"
         )
         self._operations = self._counter("proxyd_sync_operations_total", "Changes written to the kernel")
+        self._repaired = self._counter(
+            "proxyd_drift_repaired_total", "Changes that others made to our tables and that were undone"
+        )
         self._healthz = Counter("kubeproxy_proxy_healthz_total", "Answers of /healthz", ["code"], registry=registry)
         self._livez = Counter("kubeproxy_proxy_livez_total", "Answers of /livez", ["code"], registry=registry)
         self._seen = Counter("proxyd_findings_seen_total", "Findings that came up", ["reason"], registry=registry)
@@ -121,7 +124,7 @@ class Metrics:
     def _begin_at_zero(self) -> None:
         """Makes every series, so that a rate is right from the first event on."""
         by_family = [self._sync, self._full_sync, self._partial_sync, self._programming, self._queued]
-        for metric in (*by_family, self._failures, self._cleanup_failures, self._operations):
+        for metric in (*by_family, self._failures, self._cleanup_failures, self._operations, self._repaired):
             for family in self._families:
                 metric.labels(family)
         for code in (200, 503):
@@ -153,6 +156,10 @@ class Metrics:
     def cleanup_failed(self, family: Family) -> None:
         """Observer: something unused could not be deleted."""
         self._cleanup_failures.labels(family).inc()
+
+    def repaired(self, family: Family, drifts: int) -> None:
+        """See ``Observer``."""
+        self._repaired.labels(family).inc(drifts)
 
     def found(self, finding: Finding) -> None:
         """Observer: a Finding that is new."""

@@ -19,6 +19,8 @@ SettingsOf = Callable[[Family, Node | None], NodeSettings]
 # Seconds until a failed pass is tried again: doubled each time, up to the longest (or syncPeriod, if that is shorter).
 RETRY_FIRST = 1.0
 RETRY_LONGEST = 10.0
+# A foreign change is repaired at once; if more follow within this time (seconds), each repair waits longer than the last.
+CALM = 30.0
 
 
 class FamilySync:
@@ -37,6 +39,32 @@ class FamilySync:
         self._dirty: set[ServiceKey] = set()
         self._triggers: list[float] = []
         self._since: float | None = None
+        self._repair_at: float | None = None
+        self._repair_delay = 0.0
+        self._drifted_at: float | None = None
+        self._drifts = 0
+
+    @property
+    def due_at(self) -> float | None:
+        """When there is something to do although nothing changes (monotonic seconds), None where there is not."""
+        return min((at for at in (self.retry_at, self._repair_at) if at is not None), default=None)
+
+    def drifted(self, what: str) -> None:
+        """Takes notice of a foreign change to our table: everything is written anew, though not without end."""
+        now = time.monotonic()
+        calm = self._drifted_at is None or now - self._drifted_at > CALM
+        self._drifted_at = now
+        self._drifts += 1
+        if self._repair_at is not None:
+            return
+        self._repair_delay = 0.0 if calm else min(max(RETRY_FIRST / 2, self._repair_delay * 2), self._longest)
+        self._repair_at = now + self._repair_delay
+        log.warning(
+            "somebody changed our table, writing it anew",
+            ip_family=self.reconciler.family,
+            what=what,
+            in_seconds=self._repair_delay,
+        )
 
     def owe(self, services: Iterable[ServiceKey], triggers: Iterable[float], since: float) -> None:
         """Takes changes that the kernel does not have yet; ``since`` is the monotonic time of the oldest."""
@@ -51,6 +79,9 @@ class FamilySync:
             return
         reconciler, dirty, error = self.reconciler, self._dirty, ""
         self._dirty = set()
+        if self._repair_at is not None and started >= self._repair_at:
+            self._repair_at = None
+            reconciler.forget()
         full = reconciler.full_owed
         try:
             reconciler.sync(dirty, all_keys, self._settings_of(reconciler.family, node))
@@ -91,6 +122,9 @@ class FamilySync:
         for trigger in self._triggers:
             self._observer.programmed(self.reconciler.family, max(0.0, now - trigger))
         self._triggers.clear()
+        if self._drifts and self._repair_at is None:
+            self._observer.repaired(self.reconciler.family, self._drifts)
+            self._drifts = 0
         self._since, self.retry_at, self._delay = None, None, 0.0
         before, self.status = self.status, self._status(time.monotonic(), now, "")
         if before.last_error or before.last_success is None:

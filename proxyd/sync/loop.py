@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import structlog
 
+from proxyd.kernel.notifications import Drift
 from proxyd.kube.store import Changes, Store
 from proxyd.model import Finding, Node
 from proxyd.sync.family import FamilySync, SettingsOf
@@ -53,6 +54,7 @@ class SyncLoop:
         self._stop = threading.Event()
         self._known_findings: frozenset[Finding] = frozenset()
         self._started_at = time.time()
+        self._drifts: list[Drift] = []
 
     def stop(self) -> None:
         """Asks the loop to end after the commit it is in."""
@@ -70,11 +72,14 @@ class SyncLoop:
             log.info("stopped in the middle of writing; what is written is complete")
 
     def _wait_and_work(self) -> None:
-        retry_at = min((each.retry_at for each in self._families if each.retry_at is not None), default=None)
-        if self._store.wait(self._patience(retry_at)):
+        changed = self._store.wait(self._patience())
+        for family, what in self._take_drifts():
+            for each in self._families:
+                if each.reconciler.family is family:
+                    each.drifted(what)
+        if changed:
             self._observer.queued()
-            self._pass(self._store.take())
-        elif retry_at is not None and time.monotonic() >= retry_at:
+        if changed or self._due_in() == 0:
             self._pass(self._store.take())
         elif not self._stop.is_set():
             self._cleanup()
@@ -86,12 +91,28 @@ class SyncLoop:
             self._store.lock.wait_for(lambda: self._stop.is_set() or self._store.nodes.synced, self._timing.node_wait)
         return not self._stop.is_set()
 
-    def _patience(self, retry_at: float | None) -> float | None:
+    def drifted(self, drift: Drift) -> None:
+        """Takes a foreign change to our tables; may be called from any thread."""
+        with self._store.lock:
+            self._drifts.append(drift)
+        self._store.wake()
+
+    def _take_drifts(self) -> list[Drift]:
+        with self._store.lock:
+            taken, self._drifts = self._drifts, []
+        return taken
+
+    def _due_in(self) -> float | None:
+        """Seconds until a family has to be looked at again although nothing changes, None where none has."""
+        due = [each.due_at for each in self._families if each.due_at is not None]
+        return max(0.0, min(due) - time.monotonic()) if due else None
+
+    def _patience(self) -> float | None:
         """How long to wait for a change: until the retry, the cleanup, or for ever."""
         owing = [each for each in self._families if each.reconciler.cleanup_owed]
         waits = [self._timing.sync_period if each.cleanup_failed else CLEANUP_AFTER for each in owing]
-        if retry_at is not None:
-            waits.append(max(0.0, retry_at - time.monotonic()))
+        if (due_in := self._due_in()) is not None:
+            waits.append(due_in)
         return min(waits, default=None)
 
     def _pass(self, changes: Changes) -> None:

@@ -62,5 +62,8 @@ class Observer(Protocol):
     def cleanup_failed(self, family: Family) -> None:
         """Objects that are no longer used could not be deleted; it will be tried again."""
 
+    def repaired(self, family: Family, drifts: int) -> None:
+        """That many foreign changes to our table have been undone."""
+
     def found(self, finding: Finding) -> None:
         """A Finding that was not there before."""
