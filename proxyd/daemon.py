@@ -22,7 +22,9 @@ from proxyd.kernel.notifications import Notifications
 from proxyd.kube.store import Store
 from proxyd.model import Family, Finding, Node, NodeSettings, Reason
 from proxyd.serve import app, http
+from proxyd.serve.health import is_ready
 from proxyd.serve.metrics import Metrics, WatchState
+from proxyd.serve.service_health import ServiceHealth
 from proxyd.sync.loop import SyncLoop, Timing
 from proxyd.sync.reconcile import Reconciler
 
@@ -142,6 +144,7 @@ def run(config: Config) -> int:
     notifications = Notifications(lambda: nft.port, loop.drifted)
     notifications.start()
     server = _serve(config, store, metrics, loop, end)
+    loop.subscribe(ServiceHealth(server, lambda: is_ready(loop.status, time.monotonic(), config.sync_period)).update)
     syncing = threading.Thread(target=loop.run, name="sync")
     for source in feeding:
         source.start()

@@ -56,6 +56,14 @@ class PortForwarding(msgspec.Struct, frozen=True, gc=False):
     no_local_external: bool = False
 
 
+class HealthCheck(msgspec.Struct, frozen=True, gc=False):
+    """What load balancers ask about a Service on this node: the port to answer on, and how many endpoints are here."""
+
+    key: ServiceKey
+    port: int
+    local_endpoints: int
+
+
 class Forwarding(msgspec.Struct, frozen=True, gc=False):
     """All that one family has to forward for one Service, and what a user should know about it."""
 
@@ -64,6 +72,7 @@ class Forwarding(msgspec.Struct, frozen=True, gc=False):
     cluster_ip: str
     ports: tuple[PortForwarding, ...]
     findings: tuple[Finding, ...] = ()
+    health_check: HealthCheck | None = None
 
 
 def claims_of(service: Service, admitted: Admitted) -> dict[FrontendKey, Claim]:
@@ -108,7 +117,22 @@ def build_forwarding(
         if piece.refused and piece.family is settings.family
     ]
     ports = tuple(_build_port(service, port, admitted, slices, settings, lost) for port in admitted.ports)
-    return Forwarding(service.key, settings.family, admitted.cluster_ip, ports, tuple(findings))
+    health_check = _health_check(service, slices, settings)
+    return Forwarding(service.key, settings.family, admitted.cluster_ip, ports, tuple(findings), health_check)
+
+
+def _health_check(service: Service, slices: Sequence[EndpointSlice], settings: NodeSettings) -> HealthCheck | None:
+    """Counts addresses of ready endpoints on this node; terminating ones do not count although they still serve."""
+    if not service.health_check_node_port or not service.external_local:
+        return None
+    local = {
+        endpoint.address
+        for piece in slices
+        if piece.family is settings.family and piece.ports
+        for endpoint in piece.endpoints
+        if endpoint.ready and endpoint.node == settings.node_name
+    }
+    return HealthCheck(service.key, service.health_check_node_port, len(local))
 
 
 def _refused_text(refused: tuple[str, ...]) -> str:

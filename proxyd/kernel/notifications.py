@@ -110,7 +110,12 @@ class Notifications:
     def _tell(self) -> None:
         seen, self._seen = self._seen, Counter()
         for family in FAMILIES:
-            what = [f"{count} x {text}" for (each, text), count in seen.most_common() if each is family]
+            # The table itself first: the kernel tells what goes with it before.
+            mine = sorted(
+                ((text, count) for (each, text), count in seen.items() if each is family),
+                key=lambda told: (" table " not in told[0], -told[1], told[0]),
+            )
+            what = [text if count == 1 else f"{count} x {text}" for text, count in mine]
             if what:
                 more = f" and {len(what) - _SHOWN} more" if len(what) > _SHOWN else ""
                 self._drifted(Drift(family, ", ".join(what[:_SHOWN]) + more))

@@ -77,6 +77,11 @@ def ready(status: Status, now: float, sync_period: float, waiting_since: float |
     return Health(health.healthy and bool(families) and all(each.healthy for each in families), families)
 
 
+def is_ready(status: Status, now: float, sync_period: float) -> bool:
+    """The verdict of ``ready`` alone."""
+    return ready(status, now, sync_period).healthy
+
+
 def _written(family: FamilyStatus) -> bool:
     return family.last_success is not None
 

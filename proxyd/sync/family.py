@@ -148,4 +148,6 @@ class FamilySync:
             endpoints=tally.total.endpoints,
             no_local_internal=tally.total.no_local_internal,
             no_local_external=tally.total.no_local_external,
+            health_checks=tally.health_checks,
+            node_port_addresses=settings.node_port_addresses if (settings := self.reconciler.settings) else (),
         )

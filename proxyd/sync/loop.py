@@ -51,10 +51,15 @@ class SyncLoop:
         self._observer = observer
         self._timing = timing
         self._more_findings = more_findings
+        self._told: list[Callable[[Status], None]] = []
         self._stop = threading.Event()
         self._known_findings: frozenset[Finding] = frozenset()
         self._started_at = time.time()
         self._drifts: list[Drift] = []
+
+    def subscribe(self, told: Callable[[Status], None]) -> None:
+        """Has ``told`` called with each new status, on the sync thread, from the first pass on."""
+        self._told.append(told)
 
     def stop(self) -> None:
         """Asks the loop to end after the commit it is in."""
@@ -147,3 +152,5 @@ class SyncLoop:
         self._known_findings = current
         families = tuple(each.status for each in self._families)
         self.status = Status(self.status.mode, families, tuple(sorted(current, key=str)), node)
+        for told in self._told:
+            told(self.status)

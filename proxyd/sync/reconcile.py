@@ -76,6 +76,11 @@ class Reconciler:
         self._quarantined = 0
 
     @property
+    def settings(self) -> NodeSettings | None:
+        """The settings that the kernel's rules were made with, None before the first pass."""
+        return self._settings
+
+    @property
     def full_owed(self) -> bool:
         """Whether the next pass has to write everything."""
         return self._holdings is None

@@ -6,6 +6,7 @@ from typing import Protocol
 
 import msgspec
 
+from proxyd.desired.forwarding import HealthCheck
 from proxyd.model import Family, Finding, Node
 
 
@@ -24,7 +25,7 @@ class FamilyStatus(msgspec.Struct, frozen=True):
     """How one family stands. Times are monotonic seconds, except ``last_success_time`` (Unix seconds).
 
     ``last_success`` is None before the first complete write; ``owed_since`` is the time of the oldest change that is
-    not in the kernel yet, None where nothing is owed.
+    not in the kernel yet, None where nothing is owed. ``node_port_addresses`` is None where every address takes them.
     """
 
     family: Family
@@ -36,6 +37,8 @@ class FamilyStatus(msgspec.Struct, frozen=True):
     endpoints: int = 0
     no_local_internal: int = 0
     no_local_external: int = 0
+    health_checks: tuple[HealthCheck, ...] = ()
+    node_port_addresses: tuple[str, ...] | None = ()
 
 
 class Status(msgspec.Struct, frozen=True):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from proxyd.desired.forwarding import Forwarding
+from proxyd.desired.forwarding import Forwarding, HealthCheck
 from proxyd.model import ServiceKey
 
 
@@ -21,6 +21,7 @@ class Tally:
 
     def __init__(self) -> None:
         self._of: dict[ServiceKey, Counts] = {}
+        self._health_checks: dict[ServiceKey, HealthCheck] = {}
         self.total = Counts()
 
     @property
@@ -28,10 +29,18 @@ class Tally:
         """How many Services are served."""
         return len(self._of)
 
+    @property
+    def health_checks(self) -> tuple[HealthCheck, ...]:
+        """The Services that load balancers ask about."""
+        return tuple(self._health_checks.values())
+
     def note(self, key: ServiceKey, forwarding: Forwarding | None) -> None:
         """Takes the present state of one Service."""
         old = self._of.pop(key, Counts())
         new = Counts()
+        self._health_checks.pop(key, None)
+        if forwarding is not None and forwarding.health_check is not None:
+            self._health_checks[key] = forwarding.health_check
         if forwarding is not None:
             new = self._of[key] = count(forwarding)
         self.total = Counts(
