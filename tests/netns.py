@@ -10,7 +10,7 @@ import ctypes
 import json
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from proxyd.kernel.libnftables import LibNftables
@@ -32,15 +32,16 @@ def why_not() -> str:
 class RealRuleset:
     """A ``LibNftables`` in a namespace of its own, that can also be asked for elements as a FakeRuleset can."""
 
-    def __init__(self) -> None:
+    def __init__(self, also: Callable[[RealRuleset], None] = lambda _: None) -> None:
+        """``also`` opens more sockets in the namespace; it is called there."""
         failures: list[Exception] = []
-        thread = threading.Thread(target=self._open, args=(failures,))
+        thread = threading.Thread(target=self._open, args=(failures, also))
         thread.start()
         thread.join()
         if failures:
             raise failures[0]
 
-    def _open(self, failures: list[Exception]) -> None:
+    def _open(self, failures: list[Exception], also: Callable[[RealRuleset], None]) -> None:
         from nftables import Nftables  # noqa: PLC0415  (Debian's binding: absent in a plain virtual environment)
 
         try:
@@ -50,6 +51,7 @@ class RealRuleset:
             self.library = LibNftables()
             self._lister: Any = Nftables()
             self._lister.set_json_output(True)
+            also(self)
         except Exception as error:  # noqa: BLE001  (for the thread that waits)
             failures.append(error)
 
@@ -58,6 +60,13 @@ class RealRuleset:
 
     def contents(self, family: Family) -> Contents:
         return self.library.contents(family)
+
+    def other(self, text: str) -> None:
+        """Has somebody else write: another library context, with a socket of its own."""
+        self._lister.set_json_output(False)
+        code, _, error = self._lister.cmd(text)
+        self._lister.set_json_output(True)
+        assert code == 0, error
 
     def elements(self, family: Family) -> dict[str, dict[str, str]]:
         """Keys and values of all elements by container, in the words in which they were added."""

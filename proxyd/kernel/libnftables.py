@@ -49,7 +49,7 @@ class LibNftables:
         # Terse: without it, a listing of names reads every element of every set from the kernel.
         self._nft.set_terse_output(True)
         self.version = self._version()
-        self._descriptor = next(iter(_netfilter_sockets() - before))
+        (self._descriptor,) = _netfilter_sockets() - before
 
     @property
     def port(self) -> int:

@@ -60,6 +60,11 @@ class ServiceHealth:
         # Replaced whole; read on the server's thread.
         self._local: dict[tuple[Family, ServiceKey], int] = {}
 
+    @property
+    def listeners(self) -> tuple[Listener, ...]:
+        """The listeners that are wanted, whether they have their port yet or not."""
+        return tuple(self._listeners.values())
+
     def update(self, status: Status) -> None:
         """Takes what is in the kernel now: opens and closes listeners, and answers by it from here on."""
         self._local = {

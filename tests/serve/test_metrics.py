@@ -58,6 +58,7 @@ KUBE_PROXY: dict[str, tuple[str, Labels, list[str]]] = {
     "kubeproxy_sync_proxy_rules_nftables_cleanup_failures_total": ("counter", FAMILY, []),
 }
 OUR_OWN: dict[str, tuple[str, Labels, list[str]]] = {
+    "proxyd_drift_repaired_total": ("counter", FAMILY, []),
     "proxyd_build_info": ("gauge", {"version": ("1.2.3",)}, []),
     "proxyd_findings": ("gauge", REASON, []),
     "proxyd_findings_seen_total": ("counter", REASON, []),

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from proxyd.kernel.notifications import Drift
 from proxyd.kube.decode import Decoded
 from proxyd.kube.store import Store
 from proxyd.model import FAMILIES, Family, Finding, Node, NodeSettings, Reason
@@ -38,6 +39,7 @@ class Recorder:
         self.latencies: list[tuple[Family, float]] = []
         self.cleanups_failed: list[Family] = []
         self.findings: list[Finding] = []
+        self.repairs: list[tuple[Family, int]] = []
 
     def queued(self) -> None:
         with self.changed:
@@ -52,6 +54,9 @@ class Recorder:
 
     def cleanup_failed(self, family: Family) -> None:
         self._note(self.cleanups_failed, family)
+
+    def repaired(self, family: Family, drifts: int) -> None:
+        self._note(self.repairs, (family, drifts))
 
     def found(self, finding: Finding) -> None:
         self._note(self.findings, finding)
@@ -351,6 +356,44 @@ def test_findings_of_others_are_told_too() -> None:
     with running(WEB, more=lambda: [finding]) as daemon:
         daemon.until(lambda: daemon.loop.status.findings == (finding,))
     assert daemon.observer.findings == [finding]
+
+
+# Drift
+
+
+def test_a_table_that_somebody_deleted_comes_back_although_nothing_changes() -> None:
+    with running(WEB, *SLICES) as daemon:
+        daemon.until(lambda: len(daemon.observer.passes) == 2)
+        del daemon.ruleset.tables[V4]
+        daemon.loop.drifted(Drift(V4, "deleted table proxyd"))
+        daemon.until(lambda: daemon.serves(*SERVED))
+        daemon.until(lambda: bool(daemon.observer.repairs))
+    assert daemon.observer.repairs == [(V4, 1)]
+    assert [each.family for each in daemon.observer.passes if each.full] == [V4, V6, V4]
+
+
+def test_drift_is_owed_until_it_is_repaired() -> None:
+    with running(WEB, *SLICES) as daemon:
+        daemon.until(lambda: len(daemon.observer.passes) == 2)
+        del daemon.ruleset.tables[V4]
+        daemon.ruleset.refuse_family(V4)
+        daemon.loop.drifted(Drift(V4, "deleted table proxyd"))
+        daemon.until(lambda: bool(daemon.status().last_error))
+        assert daemon.observer.repairs == []
+        daemon.ruleset.recover()
+        daemon.until(lambda: daemon.observer.repairs == [(V4, 1)])
+        assert daemon.serves(*SERVED)
+
+
+def test_edits_without_end_are_repaired_ever_more_rarely_and_do_not_hold_up_changes() -> None:
+    with running(WEB, *SLICES, timing=TIMING._replace(sync_period=3600.0)) as daemon:
+        daemon.until(lambda: len(daemon.observer.passes) == 2)
+        for number in range(200):
+            daemon.loop.drifted(Drift(V4, "added element in g1/endpoints-tcp"))
+            daemon.put(build.endpoint_slice("web", f"10.244.3.{number + 1}"))
+            daemon.until(lambda number=number: daemon.serves("10.96.0.1", f"10.244.3.{number + 1}"))
+    full = [each for each in daemon.observer.passes if each.full and each.family is V4]
+    assert len(full) < 40
 
 
 # Cleanup
