@@ -76,9 +76,15 @@ class FamilySync:
             self.reconciler.cleanup()
             self.cleanup_failed = False
         except KernelRefusedError as error:
-            self.cleanup_failed = True
-            self._observer.cleanup_failed(self.reconciler.family)
-            log.warning("unused objects not deleted", ip_family=self.reconciler.family, error=str(error))
+            self._cleanup_failed(str(error))
+        except Exception as unforeseen:  # nothing that is merely left over may end the sync thread
+            log.exception("a cleanup failed", ip_family=self.reconciler.family)
+            self._cleanup_failed(f"internal error: {unforeseen!r}")
+
+    def _cleanup_failed(self, error: str) -> None:
+        self.cleanup_failed = True
+        self._observer.cleanup_failed(self.reconciler.family)
+        log.warning("unused objects not deleted", ip_family=self.reconciler.family, error=error)
 
     def _failed(self, error: str) -> None:
         self._delay = min(max(RETRY_FIRST, self._delay * 2), self._longest)
