@@ -189,7 +189,7 @@ def test_a_frontend_that_passes_from_one_service_to_another_is_deleted_before_it
 def test_two_services_swap_frontends_in_one_plan() -> None:
     holdings, kernel = Holdings(V4), _kernel()
     one, two = ServiceObjects((verdict("10.96.0.1", "lb-2"),)), ServiceObjects((verdict("10.96.0.2", "lb-3"),))
-    swapped = {
+    swapped: dict[ServiceKey, ServiceObjects | None] = {
         WEB: ServiceObjects((verdict("10.96.0.2", "lb-2"),)),
         API: ServiceObjects((verdict("10.96.0.1", "lb-3"),)),
     }

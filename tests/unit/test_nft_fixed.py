@@ -250,7 +250,7 @@ def test_a_pinned_client_stays_where_it_is_through_every_frontend(choice: int) -
     host = HOST._replace(pins=frozenset(chosen.pins))
     for destination, port in ((CLUSTER_IP[V4], 80), (EXTERNAL_IP[V4], 80), ("192.0.2.11", 30080)):
         ((probability, outcome),) = made.ask(destination, port, host=host)
-        assert (probability, outcome.destination, outcome.pins) == (1, chosen.destination, chosen.pins)
+        assert (probability, outcome.destination, outcome.pins) == (Fraction(1), chosen.destination, chosen.pins)
     assert made.reaches(CLUSTER_IP[V4], by="pod", host=host) == even(LOCAL_POD[V4], REMOTE_POD[V4])
 
 
