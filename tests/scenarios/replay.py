@@ -20,7 +20,7 @@ from proxyd.model import FAMILIES, Family, Finding, NodeSettings, ServiceKey
 from proxyd.sync.reconcile import Reconciler
 from tests.fakes.packets import Host, Packet, distribution
 from tests.fakes.ruleset import FakeRuleset
-from tests.scenarios.story import Objects, Operation, Step, Story
+from tests.scenarios.story import CLUSTER_CIDRS, Objects, Operation, Step, Story
 from tests.scenarios.table import WHO, Line, decided
 
 # The node's own addresses; those of the default route's interface first. Only the first is in its Node object.
@@ -216,9 +216,7 @@ class Traffic:
     def _who(self, family: Family, source: str) -> str:
         if source in HOST.addresses:
             return "node"
-        detector = self._world.settings[family].local
-        cidr = detector.cidr if detector else self._world.policy.cluster_cidrs[family]
-        return "pods" if contains(cidr, source) else "outside"
+        return "pods" if contains(CLUSTER_CIDRS[family], source) else "outside"
 
     def _send(self, key: FrontendKey, source: str, destination: str, who: str) -> dict[object, Fraction]:
         found: Counter[object] = Counter()
