@@ -67,8 +67,17 @@ class FamilySync:
             self._failed(error)
         else:
             self._succeeded(seconds)
-        result = PassResult(reconciler.family, full, seconds, len(dirty), reconciler.operations, error)
-        self._observer.pass_done(result)
+        self._observer.pass_done(
+            PassResult(
+                family=reconciler.family,
+                full=full or bool(reconciler.refusals),
+                seconds=seconds,
+                services=len(dirty),
+                operations=reconciler.operations,
+                error=error,
+                refusals=reconciler.refusals,
+            )
+        )
 
     def cleanup(self) -> None:
         """Deletes from the kernel what nothing uses any more; a failure is counted and leaves it owed."""
@@ -99,7 +108,7 @@ class FamilySync:
         self._triggers.clear()
         self._since, self.retry_at, self._delay = None, None, 0.0
         before, self.status = self.status, self._status(time.monotonic(), now, "")
-        if before.last_error or before.last_success is None:
+        if before.last_error or before.last_success is None or self.reconciler.refusals:
             log.info(
                 "rules written",
                 ip_family=self.status.family,
