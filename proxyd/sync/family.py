@@ -34,11 +34,14 @@ class FamilySync:
         self.cleanup_failed = False
         self._settings_of = settings_of
         self._observer = observer
+        self._sync_period = sync_period
         self._longest = min(RETRY_LONGEST, sync_period)
         self._delay = 0.0
         self._dirty: set[ServiceKey] = set()
         self._triggers: list[float] = []
         self._since: float | None = None
+        self._retry_quarantined_at: float | None = None
+        self._cleanup_owed_since: float | None = None
         self._repair_at: float | None = None
         self._repair_delay = 0.0
         self._drifted_at: float | None = None
@@ -47,7 +50,14 @@ class FamilySync:
     @property
     def due_at(self) -> float | None:
         """When there is something to do although nothing changes (monotonic seconds), None where there is not."""
-        return min((at for at in (self.retry_at, self._repair_at) if at is not None), default=None)
+        all_due = (self.retry_at, self._repair_at, self._retry_quarantined_at)
+        return min((at for at in all_due if at is not None), default=None)
+
+    @property
+    def cleanup_overdue(self) -> bool:
+        """Whether unused objects have waited so long for a quiet moment that they should go without one."""
+        since = self._cleanup_owed_since
+        return since is not None and not self.cleanup_failed and time.monotonic() - since >= self._sync_period
 
     def drifted(self, what: str) -> None:
         """Takes notice of a foreign change to our table: everything is written anew, though not without end."""
@@ -85,6 +95,9 @@ class FamilySync:
         full = reconciler.full_owed
         try:
             reconciler.sync(dirty, all_keys, self._settings_of(reconciler.family, node))
+            if self._retry_quarantined_at is not None and started >= self._retry_quarantined_at:
+                self._retry_quarantined_at = None
+                reconciler.retry_quarantined()
         except StoppedError:
             raise
         except KernelRefusedError as refused:
@@ -115,6 +128,7 @@ class FamilySync:
         try:
             self.reconciler.cleanup()
             self.cleanup_failed = False
+            self._cleanup_owed_since = None
         except KernelRefusedError as error:
             self._cleanup_failed(str(error))
         except Exception as unforeseen:  # nothing that is merely left over may end the sync thread
@@ -137,6 +151,12 @@ class FamilySync:
         for trigger in self._triggers:
             self._observer.programmed(self.reconciler.family, max(0.0, now - trigger))
         self._triggers.clear()
+        if not self.reconciler.quarantined:
+            self._retry_quarantined_at = None
+        elif self._retry_quarantined_at is None:
+            self._retry_quarantined_at = time.monotonic() + self._sync_period
+        if self._cleanup_owed_since is None and self.reconciler.cleanup_owed:
+            self._cleanup_owed_since = time.monotonic()
         if self._drifts and self._repair_at is None:
             self._observer.repaired(self.reconciler.family, self._drifts)
             self._drifts = 0

@@ -86,6 +86,9 @@ class SyncLoop:
             self._observer.queued()
         if changed or self._due_in() == 0:
             self._pass(self._store.take())
+            for each in self._families:
+                if each.cleanup_overdue:
+                    each.cleanup()
         elif not self._stop.is_set():
             self._cleanup()
 

@@ -118,6 +118,24 @@ class Reconciler:
                 log.warning("transaction refused, writing everything anew", ip_family=self.family, error=str(error))
         self._sync_all(all_keys(), settings)
 
+    @property
+    def quarantined(self) -> tuple[ServiceKey, ...]:
+        """The Services that the kernel refused, and that are not served until it takes them."""
+        refused = Reason.KERNEL_REFUSED
+        return tuple(key for key, found in self.findings.items() if any(each.reason is refused for each in found))
+
+    def retry_quarantined(self) -> None:
+        """Tries each Service that was refused once more, alone: the refusal may not have been about the Service."""
+        if self._holdings is None or self._layout is None or self._settings is None:
+            return
+        for key in self.quarantined:
+            work = {key: self._work_out(key, self._layout, self._settings)}
+            try:
+                self._commit(self._holdings, {key: work[key].objects})
+            except KernelRefusedError:
+                continue
+            self._settled(work)
+
     def forget(self) -> None:
         """Takes nothing about the kernel for known any more: the next pass writes everything."""
         self._holdings = None

@@ -439,6 +439,35 @@ def test_an_unforeseen_error_in_cleanup_does_not_end_the_loop() -> None:
         daemon.until(lambda: daemon.serves("10.96.0.1", "10.244.1.1"))
 
 
+def test_unused_objects_go_even_if_it_is_never_quiet(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loop_module, "CLEANUP_AFTER", 3600.0)
+    with running(WEB, *SLICES) as daemon:
+        daemon.until(lambda: daemon.serves(*SERVED))
+        daemon.put(build.endpoint_slice("web", "10.244.1.1", "10.244.1.2", "10.244.1.3"))
+        numbers = iter(range(1, 200))
+
+        def changing() -> bool:
+            daemon.put(build.endpoint_slice("web", "10.244.1.1", "10.244.1.2", f"10.244.4.{next(numbers)}"))
+            return "g1/lb-tcp-2" not in daemon.ruleset.contents(V4).chains
+
+        daemon.until(changing)
+
+
+# Quarantine
+
+
+def test_a_service_that_the_kernel_refused_once_is_tried_again_by_itself() -> None:
+    with running(WEB, *SLICES) as daemon:
+        daemon.until(lambda: len(daemon.observer.passes) == 2)
+        daemon.ruleset.refuse_if(lambda t: any("10.96.0.2 " in each.key for each in t.add_elements))
+        daemon.put(*both_families("two", 2))
+        daemon.until(lambda: any(each.reason is Reason.KERNEL_REFUSED for each in daemon.observer.findings))
+        assert daemon.serves(*SERVED)
+        daemon.ruleset.recover()
+        daemon.until(lambda: daemon.serves("10.96.0.2", "10.244.2.1", "10.244.2.2"))
+        daemon.until(lambda: not daemon.loop.status.findings)
+
+
 # The end
 
 
