@@ -27,6 +27,7 @@ from proxyd.serve.metrics import Metrics, WatchState
 from proxyd.serve.service_health import ServiceHealth
 from proxyd.sync.loop import SyncLoop, Timing
 from proxyd.sync.reconcile import Reconciler
+from proxyd.sync.status import Status
 
 log = structlog.get_logger("proxyd")
 
@@ -113,53 +114,101 @@ def run(config: Config) -> int:
     """
     sys.setswitchinterval(SWITCH_INTERVAL)
     host.raise_file_limit()
-    policy = policy_of(config)
-    _lock = lock_namespace()
-    nft = LibNftables()
-    families = host.supported_families()
-    store = Store()
-    feeding, watches = sources(config, store, policy.node_name)
-    facts = NodeFacts(policy)
-    _report(config, policy, nft.version, families)
-    ended = threading.Event()
-    exit_codes: list[int] = []
-
-    def end(code: int) -> None:
-        exit_codes.append(code)
-        ended.set()
-
+    daemon = Daemon(config)
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: end(0))
-
-    progress = Progress()
-    reconcilers = [Reconciler(f, nft, store.service, ended.is_set, progress.note) for f in families]
-    metrics = Metrics(
-        families, __version__, lambda: loop.status, store, lambda: {name: each.state for name, each in watches.items()}
-    )
-    timing = Timing(config.min_sync_period, config.sync_period)
-    expected = policy.node_name if config.manifests is None else ""
-    loop = SyncLoop(
-        store, reconcilers, facts.settings, metrics, timing, config.mode, lambda: node_findings(store, expected)
-    )
-    notifications = Notifications(lambda: nft.port, loop.drifted)
-    notifications.start()
-    server = _serve(config, store, metrics, loop, end)
-    loop.subscribe(ServiceHealth(server, lambda: is_ready(loop.status, time.monotonic(), config.sync_period)).update)
-    syncing = threading.Thread(target=loop.run, name="sync")
-    for source in feeding:
-        source.start()
-    syncing.start()
+        signal.signal(number, lambda *_: daemon.end(0))
+    daemon.start()
     # What is imported and built by now stays; the collector need not look at it again.
     gc.freeze()
-    ended.wait()
-    log.info("stopping; all rules stay")
-    loop.stop()
-    syncing.join(STOP_WITHIN)
-    for source in feeding:
-        source.stop()
-    notifications.stop()
-    server.stop()
-    return max(exit_codes)
+    return daemon.wait()
+
+
+class Daemon:
+    """All parts of one proxyd, built and joined; nothing runs before ``start``."""
+
+    def __init__(self, config: Config) -> None:
+        policy = policy_of(config)
+        self._config = config
+        self._lock = lock_namespace()
+        self._nft = LibNftables()
+        self._families = host.supported_families()
+        self._store = store = Store()
+        self._sources, self._watches = sources(config, store, policy.node_name)
+        self._ended = threading.Event()
+        self._exit_status = 0
+        self._loop: SyncLoop
+        self._metrics = Metrics(self._families, __version__, self._status, store, self._watch_states)
+        progress = Progress()
+        expected = policy.node_name if config.manifests is None else ""
+        self._loop = SyncLoop(
+            store,
+            [Reconciler(f, self._nft, store.service, self._ended.is_set, progress.note) for f in self._families],
+            NodeFacts(policy).settings,
+            self._metrics,
+            Timing(config.min_sync_period, config.sync_period),
+            config.mode,
+            lambda: node_findings(store, expected),
+        )
+        self._notifications = Notifications(lambda: self._nft.port, self._loop.drifted)
+        self._server = http.Server()
+        self._syncing = threading.Thread(target=self._loop.run, name="sync")
+        _report(config, policy, self._nft.version, self._families)
+
+    def start(self) -> None:
+        """Starts everything. Raises ``UserError`` where a source cannot be read at all."""
+        self._server.start()
+        self._listen()
+        self._notifications.start()
+        for source in self._sources:
+            source.start()
+        self._syncing.start()
+
+    def end(self, status: int) -> None:
+        """Asks for the end; the highest status asked for becomes the exit status. For signal handlers and any thread."""
+        self._exit_status = max(self._exit_status, status)
+        self._ended.set()
+
+    def wait(self) -> int:
+        """Waits until the end is asked for, ends everything and gives the exit status. All rules stay."""
+        self._ended.wait()
+        log.info("stopping; all rules stay")
+        self._loop.stop()
+        self._syncing.join(STOP_WITHIN)
+        for source in self._sources:
+            source.stop()
+        self._notifications.stop()
+        self._server.stop()
+        return self._exit_status
+
+    def _status(self) -> Status:
+        return self._loop.status
+
+    def _watch_states(self) -> dict[str, WatchState]:
+        return {name: each.state for name, each in self._watches.items()}
+
+    def _waiting_since(self) -> float | None:
+        """Since when a change that could be written has waited for the sync thread (monotonic seconds)."""
+        return self._store.pending()[1] if self._store.complete else None
+
+    def _is_ready(self) -> bool:
+        return is_ready(self._status(), time.monotonic(), self._config.sync_period)
+
+    def _listen(self) -> None:
+        config = self._config
+        give_up = self._cannot_listen if config.bind_address_hard_fail else None
+        if config.metrics_address is not None:
+            routes = app.metrics_routes(self._metrics, config.mode, {"mode": config.mode})
+            self._server.add_listener(*config.metrics_address, routes, give_up)
+        if config.healthz_address is not None:
+            routes = app.health_routes(
+                self._metrics, self._status, self._waiting_since, config.sync_period, self._watch_states
+            )
+            self._server.add_listener(*config.healthz_address, routes, give_up)
+        self._loop.subscribe(ServiceHealth(self._server, self._is_ready).update)
+
+    def _cannot_listen(self, problem: str) -> None:
+        log.error("cannot listen, and bindAddressHardFail is set", problem=problem)
+        self.end(1)
 
 
 def node_findings(store: Store, expected: str) -> Iterable[Finding]:
@@ -183,29 +232,6 @@ class Progress:
         elif now - self._told >= 2 and done < of:
             self._told = now
             log.info("writing rules", ip_family=family, services=done, of=of)
-
-
-def _serve(config: Config, store: Store, metrics: Metrics, loop: SyncLoop, end: _End) -> http.Server:
-    server = http.Server()
-    server.start()
-
-    def hard_fail(problem: str) -> None:
-        log.error("cannot listen, and bindAddressHardFail is set", problem=problem)
-        end(1)
-
-    give_up = hard_fail if config.bind_address_hard_fail else None
-    if config.metrics_address is not None:
-        routes = app.metrics_routes(metrics, config.mode, {"mode": config.mode})
-        server.add_listener(*config.metrics_address, routes, give_up)
-    if config.healthz_address is not None:
-        waiting = lambda: store.pending()[1] if store.complete else None  # noqa: E731
-        routes = app.health_routes(metrics, lambda: loop.status, waiting, config.sync_period)
-        server.add_listener(*config.healthz_address, routes, give_up)
-    return server
-
-
-class _End(Protocol):
-    def __call__(self, code: int) -> None: ...
 
 
 def _report(config: Config, policy: NodePolicy, nft_version: str, families: Sequence[Family]) -> None:

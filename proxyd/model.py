@@ -124,6 +124,10 @@ class Service(msgspec.Struct, frozen=True, gc=False):
     created: str = ""
 
 
+# Set by the cluster autoscaler on a node that is about to go.
+TO_BE_DELETED_TAINT = "ToBeDeletedByClusterAutoscaler"
+
+
 class Node(msgspec.Struct, frozen=True, gc=False):
     """What proxyd keeps of its own Node: addresses (InternalIP first), zone, pod ranges, and whether it is leaving."""
 

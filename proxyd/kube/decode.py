@@ -13,14 +13,23 @@ from typing import Generic, NamedTuple, TypeVar
 import msgspec
 
 from proxyd.addresses import canonical, is_usable_endpoint
-from proxyd.model import Endpoint, EndpointSlice, Family, Node, Service, ServiceKey, ServicePort, SlicePort
+from proxyd.model import (
+    TO_BE_DELETED_TAINT,
+    Endpoint,
+    EndpointSlice,
+    Family,
+    Node,
+    Service,
+    ServiceKey,
+    ServicePort,
+    SlicePort,
+)
 
 SERVICE_NAME_LABEL = "kubernetes.io/service-name"
 PROXY_NAME_LABEL = "service.kubernetes.io/service-proxy-name"
 HEADLESS_LABEL = "service.kubernetes.io/headless"
 TRIGGER_TIME_ANNOTATION = "endpoints.kubernetes.io/last-change-trigger-time"
 ZONE_LABEL = "topology.kubernetes.io/zone"
-TO_BE_DELETED_TAINT = "ToBeDeletedByClusterAutoscaler"
 
 ObjectKey = tuple[str, str]
 T = TypeVar("T")

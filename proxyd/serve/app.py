@@ -6,9 +6,9 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from proxyd.serve import health
+from proxyd.serve import health, readiness
 from proxyd.serve.http import Request, Response, Routes
-from proxyd.serve.metrics import CONTENT_TYPE, Metrics
+from proxyd.serve.metrics import CONTENT_TYPE, Metrics, WatchState
 from proxyd.sync.status import Status
 
 
@@ -39,6 +39,7 @@ def health_routes(
     status: Callable[[], Status],
     waiting_since: Callable[[], float | None],
     sync_period: float,
+    watches: Callable[[], Mapping[str, WatchState]],
 ) -> Routes:
     """Routes of ``healthzBindAddress``.
 
@@ -46,7 +47,11 @@ def health_routes(
     (None while the store is not complete yet: the API server being away is no reason to be restarted).
     """
 
+    def readyz(now_status: Status, now: health.Moment, period: float, waiting: float | None) -> Response:
+        return readiness.readyz(now_status, watches(), now, period, waiting)
+
     return {
+        "/readyz": health.handler(readyz, status, waiting_since, sync_period),
         "/healthz": health.handler(health.healthz, status, waiting_since, sync_period, metrics.healthz_answered),
         "/livez": health.handler(health.livez, status, waiting_since, sync_period, metrics.livez_answered),
     }

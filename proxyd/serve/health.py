@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from proxyd.model import Family, Node
+from proxyd.model import TO_BE_DELETED_TAINT, Family, Node
 from proxyd.serve.http import Handler, Request, Response
 from proxyd.sync.status import FamilyStatus, Status
 
@@ -77,6 +77,32 @@ def ready(status: Status, now: float, sync_period: float, waiting_since: float |
     return Health(health.healthy and bool(families) and all(each.healthy for each in families), families)
 
 
+def reasons(status: Status, now: float, sync_period: float, waiting_since: float | None = None) -> tuple[str, ...]:
+    """What keeps the sync thread from being well, for people; empty where ``alive`` says that it is."""
+    found = []
+    if waiting_since is not None and overdue(waiting_since, now, sync_period):
+        found.append(f"changes have waited for {now - waiting_since:.0f} s and nobody takes them")
+    for each in status.families:
+        if each.owed_since is not None and overdue(each.owed_since, now, sync_period):
+            error = f" ({each.last_error})" if each.last_error else ""
+            found.append(f"{each.family}: a change has waited for {now - each.owed_since:.0f} s{error}")
+    return tuple(found)
+
+
+def unwritten(status: Status) -> tuple[str, ...]:
+    """The families whose rules were never complete, as reasons."""
+    found = [f"{each.family}: not written yet" for each in status.families if not _written(each)]
+    return tuple(found) if status.families else ("nothing is known yet",)
+
+
+def ineligible(node: Node | None) -> tuple[str, ...]:
+    """Why load balancers should leave this node alone, as reasons."""
+    if node is None:
+        return ()
+    taint = (f"the Node has the taint {TO_BE_DELETED_TAINT}",) if node.to_be_deleted_taint else ()
+    return (*(("the Node is being deleted",) if node.deleting else ()), *taint)
+
+
 def is_ready(status: Status, now: float, sync_period: float) -> bool:
     """The verdict of ``ready`` alone."""
     return ready(status, now, sync_period).healthy
@@ -94,18 +120,25 @@ def node_eligible(node: Node | None) -> bool:
 def livez(status: Status, now: Moment, sync_period: float, waiting_since: float | None = None) -> Response:
     """The answer to /livez."""
     health = alive(status, now.monotonic, sync_period, waiting_since)
-    return _response(health, now.unix, health.healthy)
+    return _response(health, now.unix, health.healthy, reasons(status, now.monotonic, sync_period, waiting_since))
 
 
 def healthz(status: Status, now: Moment, sync_period: float, waiting_since: float | None = None) -> Response:
     """The answer to /healthz. As in kube-proxy, its ``healthy`` leaves the Node out."""
     health = ready(status, now.monotonic, sync_period, waiting_since)
     eligible = node_eligible(status.node)
-    return _response(health, now.unix, health.healthy and eligible, {"nodeEligible": eligible})
+    why = (
+        *reasons(status, now.monotonic, sync_period, waiting_since),
+        *unwritten(status),
+        *ineligible(status.node),
+    )
+    return _response(health, now.unix, health.healthy and eligible, why, {"nodeEligible": eligible})
 
 
-def _response(health: Health, now: float, good: bool, extra: dict[str, Any] | None = None) -> Response:
-    body = {
+def _response(
+    health: Health, now: float, good: bool, why: tuple[str, ...], extra: dict[str, Any] | None = None
+) -> Response:
+    body: dict[str, Any] = {
         # kube-proxy's habit: whoever is well has always just looked.
         "lastUpdated": timestamp(now if good else health.updated),
         "currentTime": timestamp(now),
@@ -115,6 +148,8 @@ def _response(health: Health, now: float, good: bool, extra: dict[str, Any] | No
             each.family: {"lastUpdated": timestamp(each.updated), "healthy": each.healthy} for each in health.families
         },
     }
+    if why:
+        body["reasons"] = list(why)
     return Response(200 if good else 503, "application/json", json.dumps(body, separators=(",", ":")).encode())
 
 
@@ -134,9 +169,9 @@ def handler(
     status: Callable[[], Status],
     waiting_since: Callable[[], float | None],
     sync_period: float,
-    count: Callable[[int], None],
+    count: Callable[[int], None] = lambda _: None,
 ) -> Handler:
-    """A route for ``healthz`` or ``livez``; ``count`` is told the status code of each answer."""
+    """A route for ``healthz``, ``livez`` or the like; ``count`` is told the status code of each answer."""
 
     def handle(_request: Request) -> Response:
         now = Moment(time.monotonic(), time.time())

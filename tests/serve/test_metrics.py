@@ -285,7 +285,7 @@ class TestRoutes:
     def test_health_address(self, server: Server, setting: Setting) -> None:
         setting.status = Status("nftables", (FamilyStatus(Family.IPV4),))
         waiting: list[float | None] = [None]
-        routes = app.health_routes(setting.metrics, lambda: setting.status, lambda: waiting[0], 30.0)
+        routes = app.health_routes(setting.metrics, lambda: setting.status, lambda: waiting[0], 30.0, dict)
         assert self.get(server, routes, "/healthz")[:2] == (503, "application/json")
         assert self.get(server, routes, "/livez")[:2] == (200, "application/json")
         waiting[0] = time.monotonic() - 60

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
+from typing import NamedTuple
 
 import pytest
 
@@ -10,6 +12,7 @@ from proxyd.model import Family, Node
 from proxyd.serve import health
 from proxyd.serve.health import FamilyHealth, Health, Moment
 from proxyd.serve.http import Request, Response
+from proxyd.serve.readiness import readyz
 from proxyd.sync.status import FamilyStatus, Status
 
 PERIOD = 30.0
@@ -125,10 +128,80 @@ def test_body_when_not_well_shows_the_last_real_update() -> None:
             "IPv4": {"lastUpdated": "2026-11-29T11:58:20Z", "healthy": False},
             "IPv6": {"lastUpdated": "2026-11-29T11:58:10Z", "healthy": True},
         },
+        "reasons": ["IPv4: a change has waited for 100 s (refused)"],
     }
     never = health.healthz(status(NEW), MOMENT, PERIOD)
     assert never.status == 503
     assert json.loads(never.body)["lastUpdated"] == "0001-01-01T00:00:00Z"
+
+
+@pytest.mark.parametrize(
+    ("answered", "reason"),
+    [
+        (status(NEW), "IPv6: not written yet"),
+        (status(), "nothing is known yet"),
+        (status(V4, node=Node("n", deleting=True)), "the Node is being deleted"),
+        (
+            status(V4, node=Node("n", to_be_deleted_taint=True)),
+            "the Node has the taint ToBeDeletedByClusterAutoscaler",
+        ),
+        (status(owed(V4, 61)), "IPv4: a change has waited for 61 s (refused)"),
+    ],
+)
+def test_healthz_says_why(answered: Status, reason: str) -> None:
+    answer = health.healthz(answered, MOMENT, PERIOD)
+    assert answer.status == 503
+    assert json.loads(answer.body)["reasons"] == [reason]
+
+
+def test_a_sync_thread_that_takes_nothing_is_a_reason() -> None:
+    body = json.loads(health.livez(status(V4), MOMENT, PERIOD, NOW - 70).body)
+    assert body["reasons"] == ["changes have waited for 70 s and nobody takes them"]
+
+
+class Watch(NamedTuple):
+    connected: bool = True
+    last_event: float | None = NOW - 5
+    relists: int = 0
+    errors: Mapping[str, int] = {}
+
+
+@pytest.mark.parametrize(
+    ("watch", "reasons"),
+    [
+        pytest.param(Watch(), [], id="well"),
+        pytest.param(Watch(last_event=0.0), [], id="connected and quiet"),
+        pytest.param(Watch(connected=False, last_event=NOW - 59), [], id="down, not for long"),
+        pytest.param(
+            Watch(connected=False, last_event=NOW - 60),
+            ["services: the watch is down, the last event came 60 s ago"],
+            id="down",
+        ),
+        pytest.param(Watch(connected=False, last_event=None), ["services: not listed yet"], id="never listed"),
+    ],
+)
+def test_a_watch_that_is_down_makes_the_node_unready_but_never_unhealthy(watch: Watch, reasons: list[str]) -> None:
+    answer = readyz(status(V4, V6), {"services": watch}, MOMENT, PERIOD)
+    assert (answer.status, json.loads(answer.body)["reasons"]) == (503 if reasons else 200, reasons)
+    assert health.healthz(status(V4, V6), MOMENT, PERIOD).status == 200
+
+
+def test_readyz_shows_how_families_and_watches_stand() -> None:
+    body = json.loads(readyz(status(owed(V4, 61)), {"nodes": Watch()}, MOMENT, PERIOD).body)
+    assert body == {
+        "ready": False,
+        "reasons": ["IPv4: a change has waited for 61 s (refused)"],
+        "status": {
+            "IPv4": {
+                "lastUpdated": "2026-11-29T11:58:20Z",
+                "owedForSeconds": 61.0,
+                "lastError": "refused",
+                "services": 0,
+                "endpoints": 0,
+            }
+        },
+        "watches": {"nodes": {"connected": True, "lastEventSecondsAgo": 5.0}},
+    }
 
 
 @pytest.mark.parametrize(
