@@ -57,12 +57,15 @@ class NodeFacts:
         self._addresses: tuple[tuple[Family, str], ...] = ()
         self._read_at: float | None = None
 
+    def read(self) -> None:
+        """Reads the host's addresses."""
+        self._addresses, self._read_at = host.local_addresses(), time.monotonic()
+
     def settings(self, family: Family, node: Node | None) -> NodeSettings:
         """The settings right now."""
         if needs_local_addresses(self._policy, node):
-            now = time.monotonic()
-            if self._read_at is None or now - self._read_at > ADDRESSES_AGE:
-                self._addresses, self._read_at = host.local_addresses(), now
+            if self._read_at is None or time.monotonic() - self._read_at > ADDRESSES_AGE:
+                self.read()
         return node_settings(family, self._policy, node, self._addresses)
 
 
@@ -138,12 +141,16 @@ class Daemon:
         self._exit_status = 0
         self._loop: SyncLoop
         self._metrics = Metrics(self._families, __version__, self._status, store, self._watch_states)
+        facts = NodeFacts(policy)
+        if config.manifests is not None:
+            # There may be no Node to say them; the first pass, which everything waits for, should not have to look.
+            facts.read()
         progress = Progress()
         expected = policy.node_name if config.manifests is None else ""
         self._loop = SyncLoop(
             store,
             [Reconciler(f, self._nft, store.service, self._ended.is_set, progress.note) for f in self._families],
-            NodeFacts(policy).settings,
+            facts.settings,
             self._metrics,
             Timing(config.min_sync_period, config.sync_period),
             config.mode,

@@ -95,6 +95,7 @@ def text(family: Family = Family.IPV4, **parts: Any) -> str:
         (Goto("g1/a"), "goto g1/a", "goto g1/a"),
         (Drop(), "drop", "drop"),
         (Reject(), "reject", "reject"),
+        (Reject(reset=True), "reject with tcp reset", "reject with tcp reset"),
         (Masquerade(), "masquerade fully-random", "masquerade fully-random"),
     ],
     ids=lambda value: type(value).__name__ if not isinstance(value, str) else "",
