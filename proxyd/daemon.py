@@ -63,9 +63,9 @@ class NodeFacts:
 
     def settings(self, family: Family, node: Node | None) -> NodeSettings:
         """The settings right now."""
-        if needs_local_addresses(self._policy, node):
-            if self._read_at is None or time.monotonic() - self._read_at > ADDRESSES_AGE:
-                self.read()
+        stale = self._read_at is None or time.monotonic() - self._read_at > ADDRESSES_AGE
+        if stale and needs_local_addresses(self._policy, node):
+            self.read()
         return node_settings(family, self._policy, node, self._addresses)
 
 
