@@ -170,15 +170,17 @@ def node_findings(store: Store, expected: str) -> Iterable[Finding]:
 
 
 class Progress:
-    """Tells how far a long first write has come, at most once in two seconds."""
+    """Tells how far a long write has come, about every two seconds."""
 
     def __init__(self) -> None:
-        self._told = time.monotonic()
+        self._told = 0.0
 
     def note(self, family: Family, done: int, of: int) -> None:
-        """Takes the progress of one family."""
+        """Takes the progress of one family; ``done`` is 0 at the beginning."""
         now = time.monotonic()
-        if now - self._told >= 2:
+        if not done:
+            self._told = now
+        elif now - self._told >= 2 and done < of:
             self._told = now
             log.info("writing rules", ip_family=family, services=done, of=of)
 

@@ -299,6 +299,8 @@ class ManifestSource:
                 self._store.unreadable[key] = Finding(
                     "Manifest", name or str(self._folder), Reason.UNREADABLE_OBJECT, message
                 )
+            if message != (before.message if before else ""):
+                self._store.attention()
         return before.message if before else ""
 
 

@@ -162,6 +162,7 @@ class Store:
         """Asks for a pass although no rule may change (there is a Finding to report); the caller holds the lock."""
         if self._since is None:
             self._since = self._now()
+        self.lock.notify_all()
 
     def listed(self, intake: Intake[Any]) -> None:
         """Takes note that a kind has been listed completely; the caller holds the lock."""

@@ -97,7 +97,9 @@ class Metrics:
             ["ip_family"],
             registry=registry,
         )
-        self._failures = self._counter(f"{SYNC}nftables_sync_failures_total", "Syncs that nftables refused")
+        self._failures = self._counter(
+            f"{SYNC}nftables_sync_failures_total", "Transactions that nftables refused, and syncs that failed otherwise"
+        )
         self._cleanup_failures = self._counter(
             f"{SYNC}nftables_cleanup_failures_total", "Failures to delete what is no longer used from nftables"
         )
@@ -144,9 +146,9 @@ class Metrics:
         self._sync.labels(result.family).observe(result.seconds)
         kind = self._full_sync if result.full else self._partial_sync
         kind.labels(result.family).observe(result.seconds)
-        if result.error:
-            self._failures.labels(result.family).inc()
-        else:
+        # A pass can also fail without the kernel having said no.
+        self._failures.labels(result.family).inc(max(result.refusals, bool(result.error)))
+        if not result.error:
             self._operations.labels(result.family).inc(result.operations)
 
     def programmed(self, family: Family, seconds: float) -> None:

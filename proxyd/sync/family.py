@@ -98,8 +98,17 @@ class FamilySync:
             self._failed(error)
         else:
             self._succeeded(seconds)
-        result = PassResult(reconciler.family, full, seconds, len(dirty), reconciler.operations, error)
-        self._observer.pass_done(result)
+        self._observer.pass_done(
+            PassResult(
+                family=reconciler.family,
+                full=full or bool(reconciler.refusals),
+                seconds=seconds,
+                services=len(dirty),
+                operations=reconciler.operations,
+                error=error,
+                refusals=reconciler.refusals,
+            )
+        )
 
     def cleanup(self) -> None:
         """Deletes from the kernel what nothing uses any more; a failure is counted and leaves it owed."""
@@ -107,9 +116,15 @@ class FamilySync:
             self.reconciler.cleanup()
             self.cleanup_failed = False
         except KernelRefusedError as error:
-            self.cleanup_failed = True
-            self._observer.cleanup_failed(self.reconciler.family)
-            log.warning("unused objects not deleted", ip_family=self.reconciler.family, error=str(error))
+            self._cleanup_failed(str(error))
+        except Exception as unforeseen:  # nothing that is merely left over may end the sync thread
+            log.exception("a cleanup failed", ip_family=self.reconciler.family)
+            self._cleanup_failed(f"internal error: {unforeseen!r}")
+
+    def _cleanup_failed(self, error: str) -> None:
+        self.cleanup_failed = True
+        self._observer.cleanup_failed(self.reconciler.family)
+        log.warning("unused objects not deleted", ip_family=self.reconciler.family, error=error)
 
     def _failed(self, error: str) -> None:
         self._delay = min(max(RETRY_FIRST, self._delay * 2), self._longest)
@@ -127,7 +142,7 @@ class FamilySync:
             self._drifts = 0
         self._since, self.retry_at, self._delay = None, None, 0.0
         before, self.status = self.status, self._status(time.monotonic(), now, "")
-        if before.last_error or before.last_success is None:
+        if before.last_error or before.last_success is None or self.reconciler.refusals:
             log.info(
                 "rules written",
                 ip_family=self.status.family,

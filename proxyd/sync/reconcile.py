@@ -35,11 +35,15 @@ Changes = dict[ServiceKey, ServiceObjects | None]
 
 
 class Worked(NamedTuple):
-    """One Service as it was worked out: what it forwards (None: nothing here), its objects, and what to say about it."""
+    """One Service as it was worked out: what it forwards (None: nothing here), its objects, and what to say about it.
+
+    ``failed``: it could not be worked out; what the kernel has of it stays as it is.
+    """
 
     forwarding: Forwarding | None
     objects: ServiceObjects | None
     findings: tuple[Finding, ...]
+    failed: bool = False
 
 
 Work = dict[ServiceKey, Worked]
@@ -50,7 +54,10 @@ class StoppedError(Exception):
 
 
 class Reconciler:
-    """Keeps one family's table equal to the desired state. Used by the sync thread only."""
+    """Keeps one family's table equal to the desired state. Used by the sync thread only.
+
+    ``operations`` and ``refusals`` tell of the last pass: what was written, and how many transactions were refused.
+    """
 
     def __init__(
         self,
@@ -64,6 +71,7 @@ class Reconciler:
         self.tally = Tally()
         self.findings: dict[ServiceKey, tuple[Finding, ...]] = {}
         self.operations = 0
+        self.refusals = 0
         self._ruleset = ruleset
         self._desired = Desired(family, lookup)
         self._stopping = stopping
@@ -98,7 +106,7 @@ class Reconciler:
 
         Raises ``KernelRefusedError`` where something is still owed afterwards, ``StoppedError`` at shutdown.
         """
-        self.operations = 0
+        self.operations = self.refusals = 0
         self._owed.update(dirty)
         if self._holdings is not None and self._layout is not None:
             try:
@@ -140,7 +148,7 @@ class Reconciler:
         if settings != self._settings:
             changes[NODE] = _node_objects(layout, settings)
         work = {key: self._work_out(key, layout, settings) for key in self._owed}
-        changes.update((key, each.objects) for key, each in work.items())
+        changes.update((key, each.objects) for key, each in work.items() if not each.failed)
         self._commit(holdings, changes)
         self._settled(work)
         self._settings = settings
@@ -189,6 +197,7 @@ class Reconciler:
         here = set(keys)
         self.findings = {key: each for key, each in self.findings.items() if key in here}
         done = 0
+        self._progress(self.family, done, len(keys))
         # The library works without the interpreter lock: the next chunk is worked out while one is being committed.
         with ThreadPoolExecutor(1, "commit") as committing:
             chunks = self._chunks(layout, keys, settings)
@@ -238,9 +247,14 @@ class Reconciler:
         holdings.confirm(plan)
 
     def _commit_counted(self, transaction: Transaction) -> None:
-        if transaction.size:
+        if not transaction.size:
+            return
+        try:
             self._ruleset.commit(transaction)
-            self.operations += transaction.size
+        except KernelRefusedError:
+            self.refusals += 1
+            raise
+        self.operations += transaction.size
 
     def _work_out(self, key: ServiceKey, layout: Layout, settings: NodeSettings) -> Worked:
         """Decides about one Service and makes its objects; a fault of ours in doing so costs this Service only."""
@@ -249,11 +263,13 @@ class Reconciler:
             return Worked(forwarding, render_service(forwarding, layout) if forwarding else None, findings)
         except Exception as error:
             log.exception("a Service could not be worked out", service=str(key), ip_family=self.family)
-            return Worked(None, None, (Finding("Service", str(key), Reason.INTERNAL_ERROR, repr(error)),))
+            finding = Finding("Service", str(key), Reason.INTERNAL_ERROR, repr(error))
+            return Worked(None, None, (finding,), failed=True)
 
     def _settled(self, work: Work) -> None:
         for key, each in work.items():
-            self.tally.note(key, each.forwarding)
+            if not each.failed:
+                self.tally.note(key, each.forwarding)
             if each.findings:
                 self.findings[key] = each.findings
             else:

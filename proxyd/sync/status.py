@@ -11,7 +11,10 @@ from proxyd.model import Family, Finding, Node
 
 
 class PassResult(msgspec.Struct, frozen=True):
-    """One attempt to bring one family's rules up to date. ``error`` is empty where it succeeded; times in seconds."""
+    """One attempt to bring one family's rules up to date. ``error`` is empty where it succeeded; times in seconds.
+
+    ``refusals`` counts transactions that the kernel refused in it; a pass can get over them and succeed.
+    """
 
     family: Family
     full: bool
@@ -19,6 +22,7 @@ class PassResult(msgspec.Struct, frozen=True):
     services: int
     operations: int
     error: str = ""
+    refusals: int = 0
 
 
 class FamilyStatus(msgspec.Struct, frozen=True):

@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ import pytest
 from proxyd.kube.decode import Decoded
 from proxyd.kube.store import Store
 from proxyd.model import FAMILIES, Family, Finding, Node, NodeSettings, Reason
+from proxyd.nft.objects import Transaction
 from proxyd.sync import family as family_module
 from proxyd.sync import loop as loop_module
 from proxyd.sync.loop import SyncLoop, Timing
@@ -289,7 +291,7 @@ def test_an_unforeseen_error_of_one_family_is_its_own_and_does_not_last() -> Non
     with running(winner, loser, *slices) as daemon:
         daemon.until(lambda: daemon.serves("198.51.100.1", "10.244.1.1") and len(daemon.observer.passes) == 2)
         daemon.trouble[V4] = RuntimeError("no such interface")
-        daemon.store.services.remove(tuple(winner.key))
+        daemon.store.services.remove(("default", "a"))
         daemon.until(lambda: "no such interface" in daemon.status().last_error)
         assert daemon.status(V6).last_error == ""
         daemon.trouble.clear()
@@ -316,7 +318,7 @@ def test_a_finding_is_told_once_however_many_passes_see_it() -> None:
         daemon.until(lambda: len(daemon.observer.passes) == 2)
         for number in (3, 4):
             daemon.put(build.endpoint_slice("web", f"10.244.1.{number}"))
-            daemon.until(lambda number=number: daemon.serves("10.96.0.1", f"10.244.1.{number}"))
+            daemon.until(partial(daemon.serves, "10.96.0.1", f"10.244.1.{number}"))
         daemon.put(build.endpoint_slice("bad", "10.244.9.1"))
         daemon.until(lambda: daemon.serves("10.96.0.9", "10.244.9.1"))
         daemon.until(lambda: bool(daemon.loop.status.findings))
@@ -340,7 +342,7 @@ def test_a_finding_that_went_and_came_back_is_told_again() -> None:
 def test_an_unreadable_object_is_told_and_keeps_what_was_known() -> None:
     with running(WEB, *SLICES) as daemon:
         daemon.until(lambda: daemon.serves(*SERVED))
-        daemon.store.services.put(Decoded(tuple(WEB.key), "2", None, "spec.ports: not a list"))
+        daemon.store.services.put(Decoded(("default", "web"), "2", None, "spec.ports: not a list"))
         daemon.until(lambda: bool(daemon.loop.status.findings))
         assert daemon.serves(*SERVED)
     assert [each.reason for each in daemon.observer.findings] == [Reason.UNREADABLE_OBJECT]
@@ -376,6 +378,22 @@ def test_a_failed_cleanup_is_counted_and_tried_again_and_costs_no_traffic() -> N
         daemon.ruleset.recover()
         daemon.until(lambda: "g1/lb-tcp-2" not in daemon.ruleset.contents(V4).chains)
     assert set(daemon.observer.cleanups_failed) == {V4}
+
+
+def test_an_unforeseen_error_in_cleanup_does_not_end_the_loop() -> None:
+    def fails(transaction: Transaction) -> bool:
+        if transaction.delete_chains:
+            raise RuntimeError("no such thing was foreseen")
+        return False
+
+    with running(WEB, *SLICES) as daemon:
+        daemon.until(lambda: daemon.serves(*SERVED))
+        daemon.ruleset.refuse_if(fails)
+        daemon.put(build.endpoint_slice("web", "10.244.1.1", "10.244.1.2", "10.244.1.3"))
+        daemon.until(lambda: bool(daemon.observer.cleanups_failed))
+        daemon.ruleset.recover()
+        daemon.put(build.endpoint_slice("web", "10.244.1.1"))
+        daemon.until(lambda: daemon.serves("10.96.0.1", "10.244.1.1"))
 
 
 # The end

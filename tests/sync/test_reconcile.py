@@ -251,7 +251,11 @@ def test_nothing_is_written_where_nothing_changed(ruleset: FakeRuleset) -> None:
 
 
 def test_a_deleted_service_leaves_nothing_behind(ruleset: FakeRuleset) -> None:
-    rich = {"external_ips": ("198.51.100.1",), "ports": (build.port(node_port=30080),), "affinity_seconds": 60}
+    rich: dict[str, Any] = {
+        "external_ips": ("198.51.100.1",),
+        "ports": (build.port(node_port=30080),),
+        "affinity_seconds": 60,
+    }
     world = World(*cluster("a"), ruleset=ruleset)
     world.settle()
     before = normal(ruleset, V4)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from itertools import product
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
@@ -26,12 +26,19 @@ SETTINGS = settings(
     phases=[Phase.explicit, Phase.reuse, Phase.generate, Phase.shrink],
 )
 
+
+def several(pool: list[str], most: int = 2) -> st.SearchStrategy[tuple[str, ...]]:
+    return st.lists(st.sampled_from(pool), max_size=most, unique=True).map(tuple)
+
+
+def port(known: tuple[str, str, int]) -> st.SearchStrategy[ServicePort]:
+    name, protocol, number = known
+    return st.sampled_from([0, 0, *NODE_PORTS]).map(lambda node_port: ServicePort(name, protocol, number, node_port))
+
+
 ports = st.lists(st.sampled_from(PORTS), min_size=1, max_size=3, unique=True).flatmap(
-    lambda chosen: st.tuples(
-        *(st.sampled_from([0, 0, *NODE_PORTS]).map(lambda n, p=p: ServicePort(*p, n)) for p in chosen)
-    )
+    lambda chosen: st.tuples(*map(port, chosen))
 )
-several = lambda pool, most=2: st.lists(st.sampled_from(pool), max_size=most, unique=True).map(tuple)  # noqa: E731
 services = st.builds(
     Service,
     st.sampled_from(NAMES).map(build.key),
@@ -126,7 +133,7 @@ def _make_trouble(world: World, batch: Batch) -> None:
         world.ruleset.unclear_if(now)
 
 
-def _connections() -> list[dict[str, object]]:
+def _connections() -> list[dict[str, Any]]:
     """Every frontend that could exist, from everywhere."""
     frontends = [(a, p, n) for a, (_, p, n) in product(ADDRESSES, PORTS)]
     frontends += [(build.NODE_IP[Family.IPV4], p, n) for p, n in product(("tcp", "udp"), NODE_PORTS)]
