@@ -16,6 +16,7 @@ from proxyd import __version__
 from proxyd.config import Config
 from proxyd.desired.settings import NodePolicy, needs_local_addresses, node_settings
 from proxyd.kernel import host
+from proxyd.kernel.conntrack import Conntrack
 from proxyd.kernel.libnftables import LibNftables
 from proxyd.kernel.lock import lock_namespace
 from proxyd.kernel.notifications import Notifications
@@ -25,6 +26,7 @@ from proxyd.serve import app, http
 from proxyd.serve.health import is_ready
 from proxyd.serve.metrics import Metrics, WatchState
 from proxyd.serve.service_health import ServiceHealth
+from proxyd.sync.cleaner import FlowCleaner
 from proxyd.sync.loop import SyncLoop, Timing
 from proxyd.sync.reconcile import Reconciler
 
@@ -132,10 +134,11 @@ def run(config: Config) -> int:
         signal.signal(number, lambda *_: end(0))
 
     progress = Progress()
-    reconcilers = [Reconciler(f, nft, store.service, ended.is_set, progress.note) for f in families]
     metrics = Metrics(
         families, __version__, lambda: loop.status, store, lambda: {name: each.state for name, each in watches.items()}
     )
+    flows = FlowCleaner(Conntrack(), metrics)
+    reconcilers = [Reconciler(f, nft, store.service, ended.is_set, progress.note, flows.give) for f in families]
     timing = Timing(config.min_sync_period, config.sync_period)
     expected = policy.node_name if config.manifests is None else ""
     loop = SyncLoop(
@@ -149,6 +152,7 @@ def run(config: Config) -> int:
     for source in feeding:
         source.start()
     syncing.start()
+    flows.start()
     # What is imported and built by now stays; the collector need not look at it again.
     gc.freeze()
     ended.wait()
@@ -158,6 +162,7 @@ def run(config: Config) -> int:
     for source in feeding:
         source.stop()
     notifications.stop()
+    flows.stop()
     server.stop()
     return max(exit_codes)
 
