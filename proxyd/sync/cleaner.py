@@ -126,7 +126,7 @@ class FlowCleaner:
             deleted = self._table.delete_stale(task.family, task.frontends)
         except FlowsError as error:
             self._failed(task, str(error))
-        except Exception as unforeseen:  # this thread has other work to do
+        except Exception as unforeseen:  # noqa: BLE001  (this thread has other work to do)
             self._failed(task, f"internal error: {unforeseen!r}", trace=True)
         else:
             self._done(task, time.monotonic() - started, deleted)
