@@ -9,6 +9,8 @@ from contextlib import suppress
 from fractions import Fraction
 from typing import Any
 
+from proxyd.desired.conflicts import FrontendKey
+from proxyd.desired.flows import Live
 from proxyd.kernel.ruleset import KernelRefusedError
 from proxyd.kube.store import Store
 from proxyd.model import EndpointSlice, Family, Node, Reason, Service, ServiceKey
@@ -43,10 +45,18 @@ class World:
         self.ruleset = ruleset if ruleset is not None else FakeRuleset()
         self.settings = build.settings(family, **settings)
         self.stopped = False
+        # What was handed over for a look at its flows.
+        self.cleaned: list[dict[FrontendKey, Live]] = []
         self.reconciler = self._reconciler()
 
     def _reconciler(self) -> Reconciler:
-        return Reconciler(self.family, self.ruleset, self.store.service, lambda: self.stopped)
+        return Reconciler(
+            self.family,
+            self.ruleset,
+            self.store.service,
+            lambda: self.stopped,
+            clean_flows=lambda _, changed: self.cleaned.append(dict(changed)),
+        )
 
     def restart(self) -> None:
         """A new daemon on the rules that the old one left."""
