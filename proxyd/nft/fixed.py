@@ -64,7 +64,8 @@ def generation_chains(layout: Layout, settings: NodeSettings) -> tuple[Chain, ..
     node_ports = node_port_destination(layout, settings)
     frontend = (Field.DADDR, Field.L4PROTO, Field.DPORT)
     return (
-        Chain(name("reject"), ((Reject(),),)),
+        # TCP by a reset: Linux does not heed ICMPv6 while it sends the first segment, and so waits a second for nothing.
+        Chain(name("reject"), ((Match(Field.L4PROTO, "tcp"), Reject(reset=True)), (Reject(),))),
         Chain(
             name("services"),
             (

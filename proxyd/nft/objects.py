@@ -130,7 +130,9 @@ class Drop(_Data, frozen=True, gc=False):
 
 
 class Reject(_Data, frozen=True, gc=False):
-    """Refuses the packet, telling the sender."""
+    """Refuses the packet, telling the sender: by ICMP, or (TCP only) by a reset."""
+
+    reset: bool = False
 
 
 class Masquerade(_Data, frozen=True, gc=False):

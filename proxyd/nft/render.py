@@ -72,14 +72,15 @@ class _Objects:
 
 
 class _Target:
-    """One endpoint list of a ServicePort, as frontends reach it."""
+    """One endpoint list of a ServicePort, as frontends reach it. ``second``: beside another list of the same frontend."""
 
     def __init__(
-        self, port: PortForwarding, layout: Layout, into: _Objects, backends: tuple[Backend, ...], *, second: bool
+        self, port: PortForwarding, layout: Layout, into: _Objects, *, local: bool, second: bool = False
     ) -> None:
         self.layout, self.into, self.second = layout, into, second
+        backends = port.local if local else port.cluster
         self.values = tuple(f"{b.address} . {b.port}" for b in backends)
-        self.affinity = _affinity_chain(port, layout, backends, local=second) if port.affinity_seconds else None
+        self.affinity = _affinity_chain(port, layout, backends, local=local) if port.affinity_seconds else None
 
     def chain(self, frontend: Frontend, *, masquerade: bool = False) -> str:
         """Makes this list reachable through a frontend; gives the name of the chain to go to."""
@@ -103,9 +104,9 @@ def _render_port(port: PortForwarding, layout: Layout, into: _Objects) -> None:
     comment = comment_text(port.name)
     # Both lists of an internally local, externally reachable ServicePort belong to different frontends, so each can
     # take the first indexes; only a frontend that has both needs the second ones.
-    cluster = _Target(port, layout, into, port.cluster, second=False)
-    only_local = _Target(port, layout, into, port.local, second=False)
-    second = _Target(port, layout, into, port.local, second=True)
+    cluster = _Target(port, layout, into, local=False)
+    only_local = _Target(port, layout, into, local=True)
+    second = _Target(port, layout, into, local=True, second=True)
     for frontend in port.frontends:
         _render_frontend(frontend, comment, (cluster, only_local, second), into)
     if port.cluster or port.local:

@@ -167,7 +167,7 @@ def _action_text(s: o.Statement, family: str) -> str:
         case o.Drop():
             text = "drop"
         case o.Reject():
-            text = "reject"
+            text = "reject with tcp reset" if s.reset else "reject"
         case _:
             text = "masquerade fully-random"
     return text

@@ -38,6 +38,7 @@ class Operation(NamedTuple):
 class Step(NamedTuple):
     """What happens at once, all objects that there are then, and what must follow."""
 
+    number: int
     name: str
     operations: tuple[Operation, ...]
     objects: Objects
@@ -70,7 +71,7 @@ def load(name: str) -> Story:
 
 
 def _steps(described: Iterable[dict[str, Any]], manifests: dict[Key, Any]) -> Iterator[Step]:
-    for step in described:
+    for number, step in enumerate(described):
         unknown = step.keys() - {"step", "apply", "change", "delete", "table", "findings"}
         assert not unknown, f"what is {unknown}?"
         after: dict[Key, Any] = {_key(each): each for each in step.get("apply", ())}
@@ -86,7 +87,7 @@ def _steps(described: Iterable[dict[str, Any]], manifests: dict[Key, Any]) -> It
         operations = tuple(Operation(key, _decode(each) if each else None) for key, each in after.items())
         objects = {key: _decode(manifest) for key, manifest in manifests.items()}
         findings = frozenset(step.get("findings", ()))
-        yield Step(step["step"], operations, objects, tuple(read(step["table"])), findings)
+        yield Step(number, step["step"], operations, objects, tuple(read(step["table"])), findings)
 
 
 def _key(manifest: dict[str, Any]) -> Key:

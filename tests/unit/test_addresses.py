@@ -4,6 +4,7 @@ import ipaddress
 
 import pytest
 from hypothesis import given
+from hypothesis import settings as patiently
 from hypothesis import strategies as st
 
 from proxyd.addresses import (
@@ -116,6 +117,7 @@ def test_what_is_no_range_is_refused(text: str) -> None:
     assert canonical_range(text) is None
 
 
+@patiently(deadline=None)
 @given(st.ip_addresses())
 def test_canonical_text_stays_as_it_is(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> None:
     found = canonical(str(address))
@@ -125,6 +127,7 @@ def test_canonical_text_stays_as_it_is(address: ipaddress.IPv4Address | ipaddres
         assert found == (V4 if address.version == 4 else V6, str(address))
 
 
+@patiently(deadline=None)
 @given(st.text(max_size=40) | st.text("0123456789abcdefABCDEF.:/% ", max_size=40))
 def test_no_text_raises_and_what_is_accepted_is_an_address_to_everyone_else_too(text: str) -> None:
     address, cidr = canonical(text), canonical_range(text)
@@ -158,6 +161,7 @@ NETWORKS = st.builds(
 )
 
 
+@patiently(deadline=None)
 @given(st.lists(NETWORKS, max_size=8), st.ip_addresses(v=4, network="10.0.0.0/12"))
 def test_merging_ranges_changes_nothing_about_who_is_in(ranges: list[str], address: ipaddress.IPv4Address) -> None:
     merged = collapse(tuple(ranges))

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 from hypothesis import given
+from hypothesis import settings as patiently
 from hypothesis import strategies as st
 
 from proxyd.desired.admission import Admitted, admit
@@ -259,6 +260,7 @@ PORTS = st.lists(
 ).map(tuple)
 
 
+@patiently(deadline=None)
 @given(TEXTS, TEXTS, TEXTS, TEXTS, PORTS)
 def test_admission_never_raises_and_what_passes_is_canonical(
     cluster_ips: tuple[str, ...],

@@ -6,6 +6,7 @@ from random import Random
 
 import pytest
 from hypothesis import given
+from hypothesis import settings as patiently
 from hypothesis import strategies as st
 
 from proxyd.desired.conflicts import Claim, Claims, FrontendKey, Kind, claim
@@ -148,6 +149,7 @@ def claims_for(name: ServiceKey, wanted: Wanted) -> dict[FrontendKey, Claim]:
     return {frontend: claim(kind, created, name) for frontend, (kind, created) in wanted.items()}
 
 
+@patiently(deadline=None)
 @given(UPDATES, st.randoms(use_true_random=False))
 def test_any_order_of_updates_gives_the_same_winners(updates: list[tuple[ServiceKey, Wanted]], random: Random) -> None:
     claims = Claims()

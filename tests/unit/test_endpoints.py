@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from hypothesis import given
+from hypothesis import settings as patiently
 from hypothesis import strategies as st
 
 from proxyd.desired.endpoints import Backend, Candidates, Choice, choose, merge
@@ -166,6 +167,7 @@ def as_sets(choice: Choice) -> tuple[object, ...]:
     return (*(frozenset(each) for each in choice[:3]), choice.exists)
 
 
+@patiently(deadline=None)
 @given(SLICES, st.randoms(use_true_random=False), st.booleans(), st.booleans(), st.sampled_from(["", "za", "zc"]))
 def test_the_order_of_slices_and_endpoints_never_matters(
     slices: list[EndpointSlice], random: Random, cluster: bool, local: bool, zone: str
@@ -185,6 +187,7 @@ def _shuffled(items: Sequence[Any], random: Random) -> list[Any]:
     return out
 
 
+@patiently(deadline=None)
 @given(SLICES, st.booleans(), st.booleans(), st.sampled_from(["", "za", "zc"]))
 def test_what_holds_for_every_choice(slices: list[EndpointSlice], cluster: bool, local: bool, zone: str) -> None:
     candidates = merged(*slices)

@@ -4,6 +4,7 @@ from random import Random
 
 import pytest
 from hypothesis import given
+from hypothesis import settings as patiently
 from hypothesis import strategies as st
 
 from proxyd.desired.forwarding import Forwarding
@@ -209,6 +210,7 @@ def answers(desired: Desired, keys: set[ServiceKey]) -> dict[ServiceKey, Answer]
     return {name: desired.forwarding(name, SETTINGS) for name in keys}
 
 
+@patiently(deadline=None)
 @given(EVENTS, st.randoms(use_true_random=False))
 def test_any_history_gives_what_its_end_alone_gives(history: list[list[Service | str]], random: Random) -> None:
     built = store()

@@ -1,6 +1,7 @@
 """Totals of what is served: they follow every change, and end where counting all would."""
 
 from hypothesis import given
+from hypothesis import settings as patiently
 from hypothesis import strategies as st
 
 from proxyd.desired.endpoints import Backend
@@ -65,6 +66,7 @@ CHANGES = st.lists(
 )
 
 
+@patiently(deadline=None)
 @given(CHANGES)
 def test_totals_are_those_of_what_is_there_in_the_end(changes: list[tuple[ServiceKey, Forwarding | None]]) -> None:
     tally = Tally()

@@ -1,0 +1,101 @@
+"""The cluster that all tests here share, and a node's rules written in process."""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
+
+import pytest
+
+from proxyd.kernel.libnftables import LibNftables
+from proxyd.model import EndpointSlice, Family, Service
+from proxyd.sync.reconcile import Reconciler
+from tests import build
+from tests.netns import why_not
+from tests.topology import Host, Topology
+
+T = TypeVar("T")
+
+_CLONE_NEWNET = 0x40000000
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if "/cluster/" in str(item.path):
+            item.add_marker(pytest.mark.kernel)
+
+
+@pytest.fixture(scope="session")
+def world() -> Iterator[Topology]:
+    """A node, pods here and elsewhere, clients outside: all of them namespaces."""
+    if reason := why_not():
+        pytest.skip(reason)
+    with Topology() as topology:
+        yield topology
+
+
+def inside(host: Host, make: Callable[[], T]) -> T:
+    """What ``make`` gives when it is called in a namespace; sockets that it opens stay there."""
+    made: list[T] = []
+    failures: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            libc = ctypes.CDLL(None, use_errno=True)
+            with open(f"/proc/{host.pid}/ns/net") as namespace:
+                if libc.setns(namespace.fileno(), _CLONE_NEWNET):
+                    raise OSError(ctypes.get_errno(), "setns")
+            made.append(make())
+        except BaseException as error:  # noqa: BLE001 - for the thread that waits
+            failures.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    if failures:
+        raise failures[0]
+    return made[0]
+
+
+class Rules:
+    """The node's rules, written by proxyd's own parts in this process."""
+
+    def __init__(self, topology: Topology) -> None:
+        self.node = topology.node
+        self._nft = inside(self.node, LibNftables)
+        self._served: object = None
+        self._reconcilers: list[tuple[Reconciler, Any]] = []
+
+    def serve(self, *objects: Service | EndpointSlice, **settings: Any) -> None:
+        """Takes all rules away, and writes those for these objects; ``settings`` are fields of NodeSettings."""
+        self.node.run("nft", "flush", "ruleset")
+        self._served = None
+        store = build.store(*objects)
+        self._reconcilers = [
+            (Reconciler(family, self._nft, store.service), build.settings(family, **settings)) for family in Family
+        ]
+        for reconciler, of_family in self._reconcilers:
+            reconciler.sync(store.keys(), store.keys, of_family)
+        self._keys = store.keys
+        self._served = (objects, settings)
+
+    def ensure(self, *objects: Service | EndpointSlice, **settings: Any) -> None:
+        """As ``serve``; does nothing where exactly this is being served. For tests that only look."""
+        if self._served != (objects, settings):
+            self.serve(*objects, **settings)
+
+    def write_anew(self) -> None:
+        """Writes everything once more, beside what is there, as after a restart."""
+        for reconciler, of_family in self._reconcilers:
+            reconciler.forget()
+            reconciler.sync(self._keys(), self._keys, of_family)
+            reconciler.cleanup()
+
+
+@pytest.fixture(scope="module")
+def rules(world: Topology) -> Iterator[Rules]:
+    """Rules that tests of a module write; gone after it."""
+    yield Rules(world)
+    world.node.run("nft", "flush", "ruleset")
