@@ -10,9 +10,11 @@ import ctypes
 import json
 import os
 import socket
+import struct
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from itertools import islice
 from typing import Any, TypeVar
 
 from pyroute2 import IPRoute, NFCTSocket
@@ -181,7 +183,7 @@ class RealFlowTable:
         self.inside(_add_flows, family, flows)
 
     def listed(self, family: Family) -> set[Flow]:
-        return self.inside(_list_flows, family)
+        return self.inside(list_flows, family)
 
     def add_address(self, family: Family, address: str) -> None:
         """Gives the loopback interface one more address."""
@@ -208,13 +210,16 @@ def _ends(source: Backend, destination: Backend, flow: Flow) -> tuple[Any, ...]:
     return source.address, destination.address, _PROTOCOLS[flow.protocol], source.port, destination.port
 
 
-def _list_flows(family: Family) -> set[Flow]:
+def list_flows(family: Family) -> set[Flow]:
+    """The flows of this thread's namespace whose protocols have ports."""
     with NFCTSocket(nfgen_family=_AF[family]) as tracker:
-        return {_flow(family, entry) for entry in tracker.dump()}
+        return {flow for entry in tracker.dump() if (flow := _flow(family, entry))}
 
 
-def _flow(family: Family, entry: Any) -> Flow:
+def _flow(family: Family, entry: Any) -> Flow | None:
     there = NFCTAttrTuple.from_netlink(_AF[family], entry.get_attr("CTA_TUPLE_ORIG"))
+    if there.proto not in _PROTOCOLS.values():
+        return None
     back = NFCTAttrTuple.from_netlink(_AF[family], entry.get_attr("CTA_TUPLE_REPLY"))
     return Flow(
         source=Backend(there.saddr, there.sport),
@@ -223,3 +228,41 @@ def _flow(family: Family, entry: Any) -> Flow:
         protocol=next(name for name, number in _PROTOCOLS.items() if number == there.proto),
         zone=entry.get_attr("CTA_ZONE") or 0,
     )
+
+
+def forget_flows() -> None:
+    """Deletes all flows of this thread's namespace."""
+    with NFCTSocket() as tracker:
+        tracker.flush()
+
+
+def add_many_flows(flows: Iterable[Flow]) -> None:
+    """Adds IPv4 flows to this thread's namespace, a hundred times as fast as one by one."""
+    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 12) as tracker:
+        tracker.settimeout(10)
+        remaining = iter(flows)
+        while batch := list(islice(remaining, 200)):
+            last = len(batch) - 1
+            tracker.send(b"".join(_new_flow(flow, acknowledge=n == last) for n, flow in enumerate(batch)))
+            answer = tracker.recv(1 << 16)
+            assert struct.unpack_from("=i", answer, 16) == (0,), "a flow was refused"
+
+
+def _new_flow(flow: Flow, *, acknowledge: bool) -> bytes:
+    confirmed = struct.pack("!I", 8)
+    body = struct.pack("=BBH", socket.AF_INET, 0, 0)
+    body += _tuple(1, flow.source, flow.destination, flow) + _tuple(2, flow.answers, flow.source, flow)
+    body += _attribute(3, confirmed) + _attribute(7, struct.pack("!I", 600))
+    return struct.pack("=IHHII", 16 + len(body), 1 << 8, 0x601 | (4 if acknowledge else 0), 0, 0) + body
+
+
+def _tuple(kind: int, source: Backend, destination: Backend, flow: Flow) -> bytes:
+    addresses = (socket.inet_aton(each.address) for each in (source, destination))
+    ports = (each.port.to_bytes(2, "big") for each in (source, destination))
+    ip = b"".join(_attribute(n, each) for n, each in enumerate(addresses, 1))
+    proto = b"".join(_attribute(n, each) for n, each in enumerate((bytes([_PROTOCOLS[flow.protocol]]), *ports), 1))
+    return _attribute(kind | 0x8000, _attribute(1 | 0x8000, ip) + _attribute(2 | 0x8000, proto))
+
+
+def _attribute(kind: int, value: bytes) -> bytes:
+    return struct.pack("=HH", 4 + len(value), kind) + value + bytes(-len(value) % 4)
