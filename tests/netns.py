@@ -22,6 +22,7 @@ from pyroute2.netlink.nfnetlink.nfctsocket import IPS_CONFIRMED, NFCTAttrTuple
 
 from proxyd.desired.endpoints import Backend
 from proxyd.kernel.conntrack import Conntrack
+from proxyd.kernel.flows import Newer
 from proxyd.kernel.libnftables import LibNftables
 from proxyd.kernel.ruleset import Contents, KernelRefusedError
 from proxyd.model import Family
@@ -176,8 +177,8 @@ class RealFlowTable:
         """Calls something in the namespace."""
         return self._thread.submit(call, *arguments).result()
 
-    def delete_stale(self, family: Family, frontends: Given) -> int:
-        return self.inside(self.conntrack.delete_stale, family, frontends)
+    def delete_stale(self, family: Family, frontends: Given, newer: Newer = dict) -> int:
+        return self.inside(self.conntrack.delete_stale, family, frontends, newer)
 
     def add(self, family: Family, *flows: Flow) -> None:
         self.inside(_add_flows, family, flows)

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, Self
 
 from proxyd.desired.conflicts import FrontendKey
 from proxyd.desired.flows import Live, is_stale
-from proxyd.kernel.flows import FlowsError
+from proxyd.kernel.flows import FlowsError, Newer
 from proxyd.kernel.host import every_address
 from proxyd.model import Family
 
@@ -64,17 +64,18 @@ class Question(NamedTuple):
 class Conntrack:
     """Implements ``FlowTable`` for the network namespace of the thread that calls it."""
 
-    def delete_stale(self, family: Family, frontends: Mapping[FrontendKey, Live]) -> int:
+    def delete_stale(self, family: Family, frontends: Mapping[FrontendKey, Live], newer: Newer = dict) -> int:
         """See ``FlowTable``."""
         try:
-            stale = _Stale(family, frontends)
+            stale = _Stale(family)
+            stale.learn(frontends)
             # Two sockets, so that flows are deleted while others are still being read, and never all in memory.
             with _Socket(family) as asking, _Socket(family) as deleting:
                 found = (
                     name
                     for question in questions(family, frontends)
-                    for message in asking.dump(question)
-                    if (name := stale.name(message))
+                    for messages in asking.dump(question)
+                    for name in stale.names(messages, newer())
                 )
                 return deleting.delete(found)
         except OSError as error:
@@ -143,25 +144,37 @@ def _cuts(start: int, *each: tuple[int, int]) -> tuple[slice, ...]:
 class _Stale:
     """Picks the stale flows out of what the kernel tells. Old kernels (before 5.8) tell more than they are asked for."""
 
-    def __init__(self, family: Family, frontends: Mapping[FrontendKey, Live]) -> None:
-        af = _AF[family]
+    def __init__(self, family: Family) -> None:
+        self._family = family
         self._ends = _Ends(4 if family is Family.IPV4 else 16)
         self._live: dict[End, frozenset[End]] = {}
+        self._single: set[End] = set()
+
+    def learn(self, frontends: Mapping[FrontendKey, Live]) -> None:
+        """Takes states of frontends; they replace older ones."""
+        af = _AF[self._family]
         # Frontends of one Service share their endpoints.
         packed: dict[tuple[str, Live], frozenset[End]] = {}
         for key, live in frontends.items():
             if (key.protocol, live) not in packed:
                 packed[key.protocol, live] = frozenset(_end(af, b.address, key.protocol, b.port) for b in live)
             if key.address:
-                self._live[_end(af, *key)] = packed[key.protocol, live]
+                self._single.add(end := _end(af, *key))
+                self._live[end] = packed[key.protocol, live]
         if anywhere := [key for key in frontends if not key.address]:
-            for address in every_address(family):
+            for address in every_address(self._family):
                 for key in anywhere:
-                    end = _end(af, address, key.protocol, key.port)
-                    self._live.setdefault(end, packed[key.protocol, frontends[key]])
+                    if (end := _end(af, address, key.protocol, key.port)) not in self._single:
+                        self._live[end] = packed[key.protocol, frontends[key]]
 
-    def name(self, message: bytes) -> bytes:
-        """What the kernel knows a stale flow by; empty for a flow that may stay."""
+    def names(self, messages: Iterable[bytes], newer: Mapping[FrontendKey, Live]) -> Iterator[bytes]:
+        """What the kernel knows each stale flow by."""
+        if newer:
+            self.learn(newer)
+        return filter(None, map(self._name, messages))
+
+    def _name(self, message: bytes) -> bytes:
+        """Empty for a flow that may stay."""
         try:
             destination, answers = self._ends.read(message)
         except KeyError:
@@ -191,16 +204,20 @@ class _Socket:
     def __exit__(self, *_: object) -> None:
         self._socket.close()
 
-    def dump(self, question: Question) -> Iterator[bytes]:
-        """The messages about the flows asked for."""
+    def dump(self, question: Question) -> Iterator[list[bytes]]:
+        """The messages about the flows asked for, a hundred or two at a time."""
         self._socket.send(self._dump_request(question))
-        while True:
+        done = False
+        while not done:
+            found = []
             for kind, _, message in _messages(self._socket.recv(_RECEIVE)):
-                if kind == _DONE:
-                    return
                 if kind == _ERROR:
                     raise _refusal(message)
-                yield message
+                if kind == _DONE:
+                    done = True
+                else:
+                    found.append(message)
+            yield found
 
     def _dump_request(self, question: Question) -> bytes:
         from pyroute2.netlink.nfnetlink.nfctsocket import NFCTAttrTuple, nfct_msg  # noqa: PLC0415

@@ -41,10 +41,14 @@ class FlowObserver(Protocol):
 
 
 class _Debt:
-    """What one family owes: the newest state of each frontend. ``due_at`` is the monotonic time before which to wait."""
+    """What one family owes: the newest state of each frontend. ``due_at`` is the monotonic time before which to wait.
+
+    ``news`` are those that came since somebody asked.
+    """
 
     def __init__(self) -> None:
         self.frontends: Frontends = {}
+        self.news: Frontends = {}
         self.due_at = 0.0
         self.delay = 0.0
         self.error = ""
@@ -52,7 +56,13 @@ class _Debt:
     def add(self, frontends: Mapping[FrontendKey, Live]) -> None:
         """Takes newer states."""
         self.frontends.update(frontends)
+        self.news.update(frontends)
         self._bound()
+
+    def take(self) -> Frontends:
+        """Gives everything, to be dealt with or put back."""
+        taken, self.frontends, self.news = self.frontends, {}, {}
+        return taken
 
     def put_back(self, frontends: Frontends) -> None:
         """Takes states that could not be dealt with; what came meanwhile is newer."""
@@ -62,6 +72,7 @@ class _Debt:
     def _bound(self) -> None:
         for key in list(self.frontends)[: max(0, len(self.frontends) - OWED_AT_MOST)]:
             del self.frontends[key]
+            self.news.pop(key, None)
 
 
 class _Task(NamedTuple):
@@ -100,36 +111,40 @@ class FlowCleaner:
             self._thread.join(timeout)
 
     def _run(self) -> None:
-        while (task := self._next()) is not None:
+        while tasks := self._next():
             started = time.monotonic()
-            self._clean(task)
+            for task in tasks:
+                self._clean(task)
             ended = time.monotonic()
             self._rest_until = ended + min((ended - started) * (1 / SHARE - 1), REST_LONGEST)
 
-    def _next(self) -> _Task | None:
-        """Waits for something that is due, None at the end."""
+    def _next(self) -> list[_Task]:
+        """Waits until something is due, and takes all that is; nothing at the end."""
         with self._changed:
             while not self._stopped:
-                owing = [(max(d.due_at, self._rest_until), family) for family, d in self._debts.items() if d.frontends]
-                due_at, family = min(owing, default=(None, None))
-                wait = None if due_at is None else due_at - time.monotonic()
-                if family is not None and wait is not None and wait <= 0:
-                    debt = self._debts[family]
-                    task, debt.frontends = _Task(family, debt.frontends), {}
-                    return task
-                self._changed.wait(wait)
-        return None
+                now = time.monotonic()
+                owing = {family: max(d.due_at, self._rest_until) for family, d in self._debts.items() if d.frontends}
+                if due := [family for family, due_at in owing.items() if due_at <= now]:
+                    return [_Task(family, self._debts[family].take()) for family in due]
+                self._changed.wait(min(owing.values()) - now if owing else None)
+        return []
 
     def _clean(self, task: _Task) -> None:
         started = time.monotonic()
         try:
-            deleted = self._table.delete_stale(task.family, task.frontends)
+            deleted = self._table.delete_stale(task.family, task.frontends, lambda: self._news(task.family))
         except FlowsError as error:
             self._failed(task, str(error))
         except Exception as unforeseen:  # noqa: BLE001  (this thread has other work to do)
             self._failed(task, f"internal error: {unforeseen!r}", trace=True)
         else:
             self._done(task, time.monotonic() - started, deleted)
+
+    def _news(self, family: Family) -> Frontends:
+        """What came since the last call, in the middle of a cleaning: else new flows to a new endpoint would be stale."""
+        with self._changed:
+            news, self._debts[family].news = self._debts[family].news, {}
+            return news
 
     def _failed(self, task: _Task, error: str, *, trace: bool = False) -> None:
         debt = self._debts[task.family]

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from proxyd.desired.conflicts import FrontendKey
 from proxyd.desired.endpoints import Backend
 from proxyd.desired.flows import Live, is_stale
-from proxyd.kernel.flows import FlowsError
+from proxyd.kernel.flows import FlowsError, Newer
 from proxyd.model import Family
 
 Given = Mapping[FrontendKey, Live]
@@ -49,9 +49,10 @@ class FakeFlowTable:
         """Fails as often as this, each time before anything is deleted."""
         self.trouble += [FlowsError(each) if isinstance(each, str) else each for each in errors]
 
-    def delete_stale(self, family: Family, frontends: Given) -> int:
+    def delete_stale(self, family: Family, frontends: Given, newer: Newer = dict) -> int:
         """See ``FlowTable``."""
         self.waits()
+        frontends = {**frontends, **newer()}
         with self._lock:
             self.calls.append((family, dict(frontends)))
             if self.trouble:

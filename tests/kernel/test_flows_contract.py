@@ -183,6 +183,18 @@ def test_zones_are_told_apart(table: EitherTable, family: Family) -> None:
     assert table.listed(family) == {other}
 
 
+def test_what_comes_meanwhile_holds(table: EitherTable, family: Family) -> None:
+    """A new endpoint has flows before the look at the old state is over."""
+    table.add_address(family, LOCAL[family])
+    new, old = flow(family, 1001, VIP[family], A[family]), flow(family, 1002, VIP[family], B[family])
+    node_port = flow(family, 1003, LOCAL[family], A[family], port=30053)
+    table.add(family, new, old, node_port)
+    news = [{udp(VIP[family]): frozenset({A[family]}), udp("", 30053): frozenset({A[family]})}]
+    given = {udp(VIP[family]): frozenset({B[family]}), udp("", 30053): frozenset({B[family]})}
+    assert table.delete_stale(family, given, lambda: news.pop() if news else {}) == 1
+    assert table.listed(family) == {new, node_port}
+
+
 # The real one only
 
 
@@ -200,7 +212,7 @@ def test_a_flow_that_ended_meanwhile_is_no_failure_and_not_counted(
     """Each flow is named twice: the second time it is gone already."""
     real.add(V4, *(flow(V4, number, VIP[V4], A[V4]) for number in (1001, 1002, 1003)))
     asked = conntrack._Socket.dump
-    monkeypatch.setattr(conntrack._Socket, "dump", lambda *args: (m for m in asked(*args) for _ in range(2)))
+    monkeypatch.setattr(conntrack._Socket, "dump", lambda *args: ([*m, *m] for m in asked(*args)))
     assert real.delete_stale(V4, {udp(): frozenset()}) == 3
     assert real.listed(V4) == set()
 

@@ -117,7 +117,23 @@ def test_giving_never_waits_and_the_newest_state_of_each_frontend_wins() -> None
             bench.cleaner.give(V4, {udp(1): live(A if number % 2 else B), udp(2): live(B)})
         may_go_on.set()
         bench.seen.wait(cleaned=2)
-    assert bench.table.calls == [(V4, {udp(1): live(A)}), (V4, {udp(1): live(A), udp(2): live(B)})]
+    newest = {udp(1): live(A), udp(2): live(B)}
+    assert bench.table.calls == [(V4, newest), (V4, newest)]
+
+
+def test_a_flow_to_an_endpoint_that_came_in_the_middle_of_a_cleaning_stays() -> None:
+    new = Flow(Backend("198.51.100.7", 1), Backend("10.96.0.1", 53), B)
+    with running() as bench:
+
+        def meanwhile() -> None:
+            bench.cleaner.give(V4, {udp(): live(A, B)})
+            bench.table.add(V4, new)
+
+        bench.table.waits = meanwhile
+        bench.cleaner.give(V4, {udp(): live(A)})
+        bench.seen.wait(cleaned=1)
+        bench.table.waits = lambda: None
+        assert bench.table.listed(V4) == {new}
 
 
 def test_what_failed_is_tried_again_with_what_came_meanwhile() -> None:
