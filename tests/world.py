@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from fractions import Fraction
 from typing import Any
@@ -38,7 +38,12 @@ class World:
     """One family of one node."""
 
     def __init__(
-        self, *objects: Object, family: Family = Family.IPV4, ruleset: FakeRuleset | None = None, **settings: Any
+        self,
+        *objects: Object,
+        family: Family = Family.IPV4,
+        ruleset: FakeRuleset | None = None,
+        clean_flows: Callable[[Family, Mapping[FrontendKey, Live]], None] | None = None,
+        **settings: Any,
     ) -> None:
         self.family = family
         self.store: Store = build.store(*objects)
@@ -47,6 +52,7 @@ class World:
         self.stopped = False
         # What was handed over for a look at its flows.
         self.cleaned: list[dict[FrontendKey, Live]] = []
+        self.clean_flows = clean_flows or (lambda _, changed: self.cleaned.append(dict(changed)))
         self.reconciler = self._reconciler()
 
     def _reconciler(self) -> Reconciler:
@@ -55,7 +61,7 @@ class World:
             self.ruleset,
             self.store.service,
             lambda: self.stopped,
-            clean_flows=lambda _, changed: self.cleaned.append(dict(changed)),
+            clean_flows=self.clean_flows,
         )
 
     def restart(self) -> None:

@@ -10,10 +10,13 @@ from proxyd.desired.conflicts import FrontendKey
 from proxyd.desired.endpoints import Backend
 from proxyd.desired.flows import Live, Place
 from proxyd.model import EndpointSlice, Family, Service, SlicePort
-from proxyd.sync import reconcile
+from proxyd.sync import cleaner, reconcile
+from proxyd.sync.cleaner import FlowCleaner
 from proxyd.sync.flows import FlowTracker
 from proxyd.sync.reconcile import StoppedError
 from tests import build
+from tests.fakes.flows import FakeFlowTable, Flow
+from tests.sync.test_cleaner import Recorder
 from tests.world import World
 
 V4 = Family.IPV4
@@ -224,6 +227,29 @@ class TestTrouble:
         with pytest.raises(StoppedError):
             world.sync()
         assert world.cleaned == []
+
+    def test_both_may_fail_and_the_flow_is_deleted_in_the_end(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Rules are refused once, then the tracker fails once: neither loses what the other still owes."""
+        monkeypatch.setattr(cleaner, "RETRY_FIRST", 0.01)
+        table, seen = FakeFlowTable(), Recorder()
+        cleaning = FlowCleaner(table, seen)
+        world = World(dns(), endpoints("dns", A), clean_flows=cleaning.give)
+        world.sync()
+        stale = Flow(Backend("198.51.100.7", 5353), Backend("10.96.0.1", 53), Backend(A, 5353))
+        table.add(V4, stale)
+        table.fail_next("busy")
+        world.put(endpoints("dns", B))
+        world.ruleset.refuse_next(9)
+        assert not world.try_sync()
+        cleaning.start()
+        seen.wait(cleaned=1, failed=1)
+        assert table.listed(V4) == {stale}
+        table.fail_next("busy")
+        world.ruleset.recover()
+        world.sync()
+        seen.wait(cleaned=2, failed=2)
+        cleaning.stop()
+        assert table.listed(V4) == set()
 
 
 class TestTracker:
