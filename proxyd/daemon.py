@@ -16,6 +16,7 @@ from proxyd import __version__
 from proxyd.config import Config
 from proxyd.desired.settings import NodePolicy, needs_local_addresses, node_settings
 from proxyd.kernel import host
+from proxyd.kernel.conntrack import Conntrack
 from proxyd.kernel.libnftables import LibNftables
 from proxyd.kernel.lock import lock_namespace
 from proxyd.kernel.notifications import Notifications
@@ -25,6 +26,7 @@ from proxyd.serve import app, http
 from proxyd.serve.health import is_ready
 from proxyd.serve.metrics import Metrics, WatchState
 from proxyd.serve.service_health import ServiceHealth
+from proxyd.sync.cleaner import FlowCleaner
 from proxyd.sync.loop import SyncLoop, Timing
 from proxyd.sync.reconcile import Reconciler
 from proxyd.sync.status import Status
@@ -147,9 +149,11 @@ class Daemon:
             facts.read()
         progress = Progress()
         expected = policy.node_name if config.manifests is None else ""
+        self._flows = flows = FlowCleaner(Conntrack(), self._metrics)
+        stopping = self._ended.is_set
         self._loop = SyncLoop(
             store,
-            [Reconciler(f, self._nft, store.service, self._ended.is_set, progress.note) for f in self._families],
+            [Reconciler(f, self._nft, store.service, stopping, progress.note, flows.give) for f in self._families],
             facts.settings,
             self._metrics,
             Timing(config.min_sync_period, config.sync_period),
@@ -169,6 +173,7 @@ class Daemon:
         for source in self._sources:
             source.start()
         self._syncing.start()
+        self._flows.start()
 
     def end(self, status: int) -> None:
         """Asks for the end; the highest status asked for becomes the exit status. For signal handlers and any thread."""
@@ -184,6 +189,7 @@ class Daemon:
         for source in self._sources:
             source.stop()
         self._notifications.stop()
+        self._flows.stop()
         self._server.stop()
         return self._exit_status
 

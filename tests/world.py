@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from fractions import Fraction
 from typing import Any
 
+from proxyd.desired.conflicts import FrontendKey
+from proxyd.desired.flows import Live
 from proxyd.kernel.ruleset import KernelRefusedError
 from proxyd.kube.store import Store
 from proxyd.model import EndpointSlice, Family, Node, Reason, Service, ServiceKey
@@ -36,17 +38,31 @@ class World:
     """One family of one node."""
 
     def __init__(
-        self, *objects: Object, family: Family = Family.IPV4, ruleset: FakeRuleset | None = None, **settings: Any
+        self,
+        *objects: Object,
+        family: Family = Family.IPV4,
+        ruleset: FakeRuleset | None = None,
+        clean_flows: Callable[[Family, Mapping[FrontendKey, Live]], None] | None = None,
+        **settings: Any,
     ) -> None:
         self.family = family
         self.store: Store = build.store(*objects)
         self.ruleset = ruleset if ruleset is not None else FakeRuleset()
         self.settings = build.settings(family, **settings)
         self.stopped = False
+        # What was handed over for a look at its flows.
+        self.cleaned: list[dict[FrontendKey, Live]] = []
+        self.clean_flows = clean_flows or (lambda _, changed: self.cleaned.append(dict(changed)))
         self.reconciler = self._reconciler()
 
     def _reconciler(self) -> Reconciler:
-        return Reconciler(self.family, self.ruleset, self.store.service, lambda: self.stopped)
+        return Reconciler(
+            self.family,
+            self.ruleset,
+            self.store.service,
+            lambda: self.stopped,
+            clean_flows=self.clean_flows,
+        )
 
     def restart(self) -> None:
         """A new daemon on the rules that the old one left."""

@@ -43,7 +43,10 @@ class Frontend(msgspec.Struct, frozen=True, gc=False):
 
 
 class PortForwarding(msgspec.Struct, frozen=True, gc=False):
-    """The forwarding of one ServicePort: its frontends, and the endpoint lists that their routes speak of."""
+    """The forwarding of one ServicePort: its frontends, and the endpoint lists that their routes speak of.
+
+    ``live`` (UDP only) are all endpoints that still serve, wherever they are: those that may keep the flows they have.
+    """
 
     name: str
     protocol: str
@@ -51,6 +54,7 @@ class PortForwarding(msgspec.Struct, frozen=True, gc=False):
     cluster: tuple[Backend, ...] = ()
     local: tuple[Backend, ...] = ()
     beside: tuple[Backend, ...] = ()
+    live: tuple[Backend, ...] = ()
     affinity_seconds: int = 0
     no_local_internal: bool = False
     no_local_external: bool = False
@@ -150,8 +154,9 @@ def _build_port(
     lost: Mapping[FrontendKey, ServiceKey],
 ) -> PortForwarding:
     accessible = bool(port.node_port or admitted.ingress_ips or admitted.external_ips)
+    candidates = merge(slices, settings.family, port.name, port.protocol, settings.node_name)
     choice = choose(
-        merge(slices, settings.family, port.name, port.protocol, settings.node_name),
+        candidates,
         settings.node_name,
         settings.zone,
         use_cluster=not service.internal_local or accessible,
@@ -176,6 +181,7 @@ def _build_port(
         cluster=choice.cluster if routes & _USES_CLUSTER else (),
         local=choice.local if routes & _USES_LOCAL else (),
         beside=choice.beside,
+        live=tuple(b for b, e in candidates.items() if e.ready or e.serving) if port.protocol == "udp" else (),
         affinity_seconds=admitted.affinity_seconds,
         no_local_internal=internal is Route.DROP,
         no_local_external=accessible and external is Route.EXTERNAL_NO_LOCAL,

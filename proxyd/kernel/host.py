@@ -63,3 +63,15 @@ def local_addresses() -> tuple[tuple[Family, str], ...]:
                 found.append((address["index"] not in defaults, text))
     ordered = (canonical(text) for _, text in sorted(found, key=lambda each: each[0]))
     return tuple(each for each in ordered if each is not None)
+
+
+def every_address(family: Family) -> tuple[str, ...]:
+    """Really all addresses of one family in the namespace of this thread: whatever node ports on "all" are taken on."""
+    from pyroute2 import IPRoute  # noqa: PLC0415
+
+    found = []
+    with IPRoute() as netlink:
+        for address in netlink.get_addr(family=socket.AF_INET if family is Family.IPV4 else socket.AF_INET6):
+            attributes = dict(address["attrs"])
+            found.append(attributes.get("IFA_LOCAL") or attributes["IFA_ADDRESS"])
+    return tuple(found)

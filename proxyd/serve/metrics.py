@@ -33,6 +33,7 @@ from proxyd.sync.status import FamilyStatus, PassResult, Status
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 SYNC = "kubeproxy_sync_proxy_rules_"
+CONNTRACK = "kubeproxy_conntrack_reconciler_"
 SYNC_BUCKETS = tuple(0.001 * 2**k for k in range(15))
 PROGRAMMING_BUCKETS = (0.25, 0.5, *map(float, (*range(1, 60), *range(60, 120, 5), *range(120, 301, 30))))
 
@@ -64,7 +65,7 @@ class WatchState(Protocol):
 
 
 class Metrics:
-    """Counts what the sync thread reports (an Observer) and renders everything for a scrape. Safe from any thread.
+    """Counts what others report (an Observer and a FlowObserver) and renders everything. Safe from any thread.
 
     ``status`` and ``watches`` (state by resource) are called at each scrape, on the server's thread.
     """
@@ -107,6 +108,13 @@ class Metrics:
         self._repaired = self._counter(
             "proxyd_drift_repaired_total", "Changes that others made to our tables and that were undone"
         )
+        self._flows = self._histogram(
+            f"{CONNTRACK}sync_duration_seconds", "Duration of looking for stale flows", SYNC_BUCKETS
+        )
+        self._flows_deleted = self._counter(f"{CONNTRACK}deleted_entries_total", "Stale flows deleted")
+        self._flows_failures = self._counter(
+            "proxyd_conntrack_failures_total", "Failures to delete stale flows, which are then tried again"
+        )
         self._healthz = Counter("kubeproxy_proxy_healthz_total", "Answers of /healthz", ["code"], registry=registry)
         self._livez = Counter("kubeproxy_proxy_livez_total", "Answers of /livez", ["code"], registry=registry)
         self._seen = Counter("proxyd_findings_seen_total", "Findings that came up", ["reason"], registry=registry)
@@ -126,6 +134,7 @@ class Metrics:
     def _begin_at_zero(self) -> None:
         """Makes every series, so that a rate is right from the first event on."""
         by_family = [self._sync, self._full_sync, self._partial_sync, self._programming, self._queued]
+        by_family += [self._flows, self._flows_deleted, self._flows_failures]
         for metric in (*by_family, self._failures, self._cleanup_failures, self._operations, self._repaired):
             for family in self._families:
                 metric.labels(family)
@@ -162,6 +171,15 @@ class Metrics:
     def repaired(self, family: Family, drifts: int) -> None:
         """See ``Observer``."""
         self._repaired.labels(family).inc(drifts)
+
+    def flows_cleaned(self, family: Family, seconds: float, deleted: int) -> None:
+        """See ``FlowObserver``."""
+        self._flows.labels(family).observe(seconds)
+        self._flows_deleted.labels(family).inc(deleted)
+
+    def flows_failed(self, family: Family) -> None:
+        """See ``FlowObserver``."""
+        self._flows_failures.labels(family).inc()
 
     def found(self, finding: Finding) -> None:
         """Observer: a Finding that is new."""

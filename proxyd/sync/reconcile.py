@@ -6,12 +6,14 @@ transaction) everything is written anew as a new generation beside the old one, 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
 import structlog
 
+from proxyd.desired.conflicts import FrontendKey
+from proxyd.desired.flows import Live, places
 from proxyd.desired.forwarding import Forwarding
 from proxyd.desired.services import Desired, Lookup
 from proxyd.kernel.ruleset import Contents, KernelRefusedError, Ruleset
@@ -21,6 +23,7 @@ from proxyd.nft.fixed import base_chains, generation_chains, node_port_elements
 from proxyd.nft.layout import AFFINITY, TABLE_COMMENT, Layout, generation_of
 from proxyd.nft.objects import Chain, Transaction
 from proxyd.nft.render import ServiceObjects, render_service
+from proxyd.sync.flows import FlowTracker
 from proxyd.sync.tally import Tally
 
 log = structlog.get_logger("proxyd.sync")
@@ -66,6 +69,7 @@ class Reconciler:
         lookup: Lookup,
         stopping: Callable[[], bool] = lambda: False,
         progress: Callable[[Family, int, int], None] = lambda *_: None,
+        clean_flows: Callable[[Family, Mapping[FrontendKey, Live]], None] = lambda *_: None,
     ) -> None:
         self.family = family
         self.tally = Tally()
@@ -76,6 +80,8 @@ class Reconciler:
         self._desired = Desired(family, lookup)
         self._stopping = stopping
         self._progress = progress
+        self._clean_flows = clean_flows
+        self._flows = FlowTracker()
         self._settings: NodeSettings | None = None
         self._layout: Layout | None = None
         self._holdings: Holdings | None = None
@@ -99,6 +105,12 @@ class Reconciler:
         unused = self._holdings is not None and self._holdings.plan_cleanup() is not None
         return unused or bool(self._leftovers.chains or self._leftovers.containers)
 
+    @property
+    def quarantined(self) -> tuple[ServiceKey, ...]:
+        """The Services that the kernel refused, and that are not served until it takes them."""
+        refused = Reason.KERNEL_REFUSED
+        return tuple(key for key, found in self.findings.items() if any(each.reason is refused for each in found))
+
     def sync(
         self, dirty: Iterable[ServiceKey], all_keys: Callable[[], list[ServiceKey]], settings: NodeSettings
     ) -> None:
@@ -108,21 +120,8 @@ class Reconciler:
         """
         self.operations = self.refusals = 0
         self._owed.update(dirty)
-        if self._holdings is not None and self._layout is not None:
-            try:
-                self._sync_changes(self._holdings, self._layout, all_keys, settings)
-                return
-            except KernelRefusedError as error:
-                # Most likely our picture of the kernel is wrong; nothing that follows may build on it.
-                self._holdings = None
-                log.warning("transaction refused, writing everything anew", ip_family=self.family, error=str(error))
-        self._sync_all(all_keys(), settings)
-
-    @property
-    def quarantined(self) -> tuple[ServiceKey, ...]:
-        """The Services that the kernel refused, and that are not served until it takes them."""
-        refused = Reason.KERNEL_REFUSED
-        return tuple(key for key, found in self.findings.items() if any(each.reason is refused for each in found))
+        self._write(all_keys, settings)
+        self._hand_over_flows()
 
     def retry_quarantined(self) -> None:
         """Tries each Service that was refused once more, alone: the refusal may not have been about the Service."""
@@ -134,11 +133,28 @@ class Reconciler:
                 self._commit(self._holdings, {key: work[key].objects})
             except KernelRefusedError:
                 continue
-            self._settled(work)
+            self._settled(work, self._settings)
+        self._hand_over_flows()
 
     def forget(self) -> None:
         """Takes nothing about the kernel for known any more: the next pass writes everything."""
         self._holdings = None
+
+    def _hand_over_flows(self) -> None:
+        """Only with the new rules in place: a flow that goes before them can come back as it was."""
+        if changed := self._flows.take():
+            self._clean_flows(self.family, changed)
+
+    def _write(self, all_keys: Callable[[], list[ServiceKey]], settings: NodeSettings) -> None:
+        if self._holdings is not None and self._layout is not None:
+            try:
+                self._sync_changes(self._holdings, self._layout, all_keys, settings)
+                return
+            except KernelRefusedError as error:
+                # Most likely our picture of the kernel is wrong; nothing that follows may build on it.
+                self._holdings = None
+                log.warning("transaction refused, writing everything anew", ip_family=self.family, error=str(error))
+        self._sync_all(all_keys(), settings)
 
     def cleanup(self) -> None:
         """Deletes what nothing uses any more. Raises ``KernelRefusedError``; it is then owed as before."""
@@ -168,7 +184,7 @@ class Reconciler:
         work = {key: self._work_out(key, layout, settings) for key in self._owed}
         changes.update((key, each.objects) for key, each in work.items() if not each.failed)
         self._commit(holdings, changes)
-        self._settled(work)
+        self._settled(work, settings)
         self._settings = settings
         self._owed = set()
 
@@ -193,6 +209,7 @@ class Reconciler:
             raise
         self._layout, self._holdings, self._settings, self._owed = layout, holdings, settings, set()
         self._leftovers = _not_of(generation, old, switch)
+        self._flows.all_written(concerned)
 
     def _declare(self, layout: Layout, holdings: Holdings, settings: NodeSettings, base: tuple[Chain, ...]) -> None:
         plan = holdings.plan({NODE: _node_objects(layout, settings)})
@@ -228,7 +245,8 @@ class Reconciler:
                 committed = committing.submit(self._commit_or_split, holdings, changes)
                 chunk = next(chunks, None)
                 committed.result()
-                self._settled({key: each for key, each in work.items() if each.objects is None or key in holdings})
+                written = {key: each for key, each in work.items() if each.objects is None or key in holdings}
+                self._settled(written, settings)
                 done += len(work)
                 self._progress(self.family, done, len(keys))
 
@@ -284,10 +302,11 @@ class Reconciler:
             finding = Finding("Service", str(key), Reason.INTERNAL_ERROR, repr(error))
             return Worked(None, None, (finding,), failed=True)
 
-    def _settled(self, work: Work) -> None:
+    def _settled(self, work: Work, settings: NodeSettings) -> None:
         for key, each in work.items():
             if not each.failed:
                 self.tally.note(key, each.forwarding)
+                self._flows.note(key, places(each.forwarding, settings) if each.forwarding else {})
             if each.findings:
                 self.findings[key] = each.findings
             else:

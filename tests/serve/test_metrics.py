@@ -18,6 +18,7 @@ from proxyd.model import FAMILIES, EndpointSlice, Family, Finding, Reason, Servi
 from proxyd.serve import app
 from proxyd.serve.http import Server
 from proxyd.serve.metrics import Metrics
+from proxyd.sync.cleaner import FlowObserver
 from proxyd.sync.status import FamilyStatus, Observer, PassResult, Status
 
 BOUNDS_1 = "0.001 0.002 0.004 0.008 0.016 0.032 0.064 0.128 0.256 0.512 1.024 2.048 4.096 8.192 16.384 +Inf"
@@ -56,6 +57,8 @@ KUBE_PROXY: dict[str, tuple[str, Labels, list[str]]] = {
     "kubeproxy_proxy_livez_total": ("counter", CODE, []),
     "kubeproxy_sync_proxy_rules_nftables_sync_failures_total": ("counter", FAMILY, []),
     "kubeproxy_sync_proxy_rules_nftables_cleanup_failures_total": ("counter", FAMILY, []),
+    "kubeproxy_conntrack_reconciler_sync_duration_seconds": ("histogram", FAMILY, B1),
+    "kubeproxy_conntrack_reconciler_deleted_entries_total": ("counter", FAMILY, []),
 }
 OUR_OWN: dict[str, tuple[str, Labels, list[str]]] = {
     "proxyd_drift_repaired_total": ("counter", FAMILY, []),
@@ -65,6 +68,7 @@ OUR_OWN: dict[str, tuple[str, Labels, list[str]]] = {
     "proxyd_services": ("gauge", FAMILY, []),
     "proxyd_endpoints": ("gauge", FAMILY, []),
     "proxyd_sync_operations_total": ("counter", FAMILY, []),
+    "proxyd_conntrack_failures_total": ("counter", FAMILY, []),
     "proxyd_watch_connected": ("gauge", RESOURCE, []),
     "proxyd_watch_last_event_age_seconds": ("gauge", RESOURCE, []),
     "proxyd_watch_relists_total": ("counter", RESOURCE, []),
@@ -186,6 +190,20 @@ def test_it_is_an_observer(setting: Setting) -> None:
     assert got['proxyd_sync_operations_total{ip_family="IPv4"}'] == 507
     assert got['proxyd_sync_operations_total{ip_family="IPv6"}'] == 0
     assert got['proxyd_findings_seen_total{reason="duplicate-port"}'] == 1
+
+
+def test_it_is_a_flow_observer(setting: Setting) -> None:
+    observer: FlowObserver = setting.metrics
+    observer.flows_cleaned(Family.IPV4, 0.5, 0)
+    observer.flows_cleaned(Family.IPV4, 0.25, 7)
+    observer.flows_failed(Family.IPV6)
+    got = setting.samples()
+    name = "kubeproxy_conntrack_reconciler"
+    assert got[f'{name}_sync_duration_seconds_count{{ip_family="IPv4"}}'] == 2
+    assert got[f'{name}_sync_duration_seconds_sum{{ip_family="IPv4"}}'] == 0.75
+    assert got[f'{name}_deleted_entries_total{{ip_family="IPv4"}}'] == 7
+    assert got[f'{name}_deleted_entries_total{{ip_family="IPv6"}}'] == 0
+    assert [got[f'proxyd_conntrack_failures_total{{ip_family="{family}"}}'] for family in FAMILIES] == [0, 1]
 
 
 def test_state_is_read_at_each_scrape(setting: Setting) -> None:

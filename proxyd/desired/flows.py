@@ -1,0 +1,59 @@
+"""Which flows that the kernel's connection tracker remembers may go on: per UDP frontend, the endpoints that may have them.
+
+A tracked flow keeps its endpoint for as long as packets come, whatever the rules say by then, so what became stale has
+to be deleted. Sources: section 5 of the behaviour inventory of kube-proxy, and where it is narrower (Services without
+endpoints, frontends that are gone, node ports on any address), KEP-1672: who still serves keeps what it has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Set
+from typing import NamedTuple, TypeVar
+
+from proxyd.desired.conflicts import FrontendKey, Kind
+from proxyd.desired.endpoints import Backend
+from proxyd.desired.forwarding import Forwarding
+from proxyd.model import NodeSettings
+
+# Endpoints that keep their flows. Empty: nobody serves the frontend, or it is no frontend any more.
+Live = frozenset[Backend]
+
+T = TypeVar("T")
+
+
+class Place(NamedTuple):
+    """A destination of flows, as a node port or as an address of a Service's own; the latter goes first where both exist.
+
+    ``key`` has an empty address only where node ports are taken on every local address.
+    """
+
+    key: FrontendKey
+    node_port: bool
+
+
+def places(forwarding: Forwarding, settings: NodeSettings) -> dict[Place, Live]:
+    """The places at which one Service takes UDP flows, each with the endpoints that may keep theirs."""
+    found: dict[Place, Live] = {}
+    for port in forwarding.ports:
+        if port.protocol != "udp":
+            continue
+        live = frozenset(port.live)
+        for frontend in port.frontends:
+            if frontend.kind is not Kind.NODE_PORT:
+                found[Place(frontend.key, node_port=False)] = live
+            elif settings.node_port_addresses is None:
+                found[Place(frontend.key, node_port=True)] = live
+            else:
+                for address in settings.node_port_addresses:
+                    found[Place(frontend.key._replace(address=address), node_port=True)] = live
+    return found
+
+
+def is_stale(destination: T, answers: T, live: Set[T]) -> bool:
+    """Tells whether a flow to ``destination``, whose answers come from ``answers``, has to go.
+
+    Where both are the same the flow is not translated: it began before there was a rule for it. With endpoints it has
+    to go, since it would swallow packets for ever; without any, or with the frontend gone, it harms nobody and may be
+    somebody else's. ``live`` are the endpoints that keep their flows, in the same terms.
+    """
+    return answers not in live and (bool(live) or answers != destination)

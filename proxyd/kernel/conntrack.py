@@ -1,0 +1,316 @@
+"""The real connection tracker, over ctnetlink (linux/netfilter/nfnetlink_conntrack.h).
+
+pyroute2 has the socket and makes the questions; the answers are read here. A tracker may hold hundreds of thousands of
+flows, and pyroute2's objects cost 0.2 ms each: 42 s for 200,000. Looking at the bytes costs 1 s, most of it the kernel's.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+import struct
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import islice
+from typing import Any, NamedTuple, Self
+
+from proxyd.desired.conflicts import FrontendKey
+from proxyd.desired.flows import Live, is_stale
+from proxyd.kernel.flows import FlowsError, Newer
+from proxyd.kernel.host import every_address
+from proxyd.model import Family
+
+# Up to this many questions the kernel looks for single frontends or ports, each of them a walk over its table (0.1 s at
+# 200,000 flows); for more than that it is asked once for all flows of the protocol (1 s).
+QUESTIONS = 4
+# Flows deleted with one message to the kernel; its complaints about them must fit into the socket's buffer.
+BATCH = 64
+# Seconds after which the kernel is taken not to answer.
+PATIENCE = 10
+
+_RECEIVE = 1 << 16
+_AF = {Family.IPV4: socket.AF_INET, Family.IPV6: socket.AF_INET6}
+_PROTOCOLS = {"tcp": socket.IPPROTO_TCP, "udp": socket.IPPROTO_UDP}
+
+# Each message: length, type, flags, sequence number, port; then, of flows, family, version, resource.
+_HEADER = struct.Struct("=IHHII")
+_FAMILY = struct.Struct("=BBH")
+_ATTRIBUTE = struct.Struct("=HH")
+_ERROR_CODE = struct.Struct("=i")
+_BODY = _HEADER.size + _FAMILY.size
+_ERROR, _DONE = 2, 3
+_REQUEST, _ACK, _DUMP = 1, 4, 0x300
+_GET, _DELETE = 1 << 8 | 1, 1 << 8 | 2
+_KIND, _NESTED = 0x3FFF, 0x8000
+# Attributes of a flow; of each of its two tuples; of the addresses in a tuple (both families) and of its ports.
+_ORIGINAL, _REPLY, _ID, _ZONE = 1, 2, 12, 18
+_IP, _PROTO = 1, 2
+_SOURCES, _DESTINATIONS = (1, 3), (2, 4)
+_NUMBER, _SOURCE_PORT, _DESTINATION_PORT = 1, 2, 3
+
+# One end of a flow as the kernel writes it: protocol, address, port.
+End = bytes
+Spans = dict[int, tuple[int, int]]
+
+
+class Question(NamedTuple):
+    """What the kernel is asked for: flows of a protocol, to a port, to an address (0 and "" are: to any)."""
+
+    protocol: int
+    port: int = 0
+    address: str = ""
+
+
+class Conntrack:
+    """Implements ``FlowTable`` for the network namespace of the thread that calls it."""
+
+    def delete_stale(self, family: Family, frontends: Mapping[FrontendKey, Live], newer: Newer = dict) -> int:
+        """See ``FlowTable``."""
+        try:
+            stale = _Stale(family)
+            stale.learn(frontends)
+            # Two sockets, so that flows are deleted while others are still being read, and never all in memory.
+            with _Socket(family) as asking, _Socket(family) as deleting:
+                found = (
+                    name
+                    for question in questions(family, frontends)
+                    for messages in asking.dump(question)
+                    for name in stale.names(messages, newer())
+                )
+                return deleting.delete(found)
+        except OSError as error:
+            hint = " (CAP_NET_ADMIN is needed)" if error.errno == errno.EPERM else ""
+            raise FlowsError(f"{error.strerror or error}{hint}") from error
+
+
+def questions(family: Family, frontends: Iterable[FrontendKey]) -> list[Question]:
+    """What to ask the kernel for, to see all flows of these frontends: as few flows as few questions can bring.
+
+    Never for an IPv6 address: up to 6.18 at least, the kernel takes the comparison the wrong way round and gives the
+    flows to all other addresses (ctnetlink_filter_match_tuple).
+    """
+    keys = [(_PROTOCOLS[key.protocol], key.port, key.address) for key in frontends]
+    exact = {Question(*each) for each in keys}
+    # A port on any address includes the port on one.
+    single = exact - {each for each in exact if each.address and each._replace(address="") in exact}
+    ports = {Question(*each[:2]) for each in keys}
+    for asked in (single, ports) if family is Family.IPV4 else (ports,):
+        if len(asked) <= QUESTIONS:
+            return sorted(asked)
+    return sorted({Question(each[0]) for each in keys})
+
+
+class _Ends:
+    """Reads both ends of a flow out of a message: where it was sent, and where its answers come from.
+
+    Nearly all messages have the same two tuples at the same place; looking there costs a tenth of reading attributes.
+    """
+
+    def __init__(self, address_size: int) -> None:
+        length = 44 + 2 * address_size
+        first, second = _BODY, _BODY + length
+        self._heads = (
+            (slice(first, first + 4), _ATTRIBUTE.pack(length, _ORIGINAL | _NESTED)),
+            (slice(second, second + 4), _ATTRIBUTE.pack(length, _REPLY | _NESTED)),
+        )
+        source, destination, number, source_port, destination_port = (
+            12,
+            16 + address_size,
+            24 + 2 * address_size,
+            32 + 2 * address_size,
+            40 + 2 * address_size,
+        )
+        self._sent = _cuts(first, (number, 1), (destination, address_size), (destination_port, 2))
+        self._answered = _cuts(second, (number, 1), (source, address_size), (source_port, 2))
+
+    def read(self, message: bytes) -> tuple[End, End]:
+        """Raises ``KeyError`` where there is no such thing: the protocol has no ports."""
+        (first, original), (second, reply) = self._heads
+        if message[first] == original and message[second] == reply:
+            a, b, c = self._sent
+            d, e, f = self._answered
+            return message[a] + message[b] + message[c], message[d] + message[e] + message[f]
+        parts = _spans(message, _BODY, len(message))
+        return (
+            _read_end(message, parts[_ORIGINAL], _DESTINATIONS, _DESTINATION_PORT),
+            _read_end(message, parts[_REPLY], _SOURCES, _SOURCE_PORT),
+        )
+
+
+def _cuts(start: int, *each: tuple[int, int]) -> tuple[slice, ...]:
+    return tuple(slice(start + offset, start + offset + size) for offset, size in each)
+
+
+class _Stale:
+    """Picks the stale flows out of what the kernel tells. Old kernels (before 5.8) tell more than they are asked for."""
+
+    def __init__(self, family: Family) -> None:
+        self._family = family
+        self._ends = _Ends(4 if family is Family.IPV4 else 16)
+        self._live: dict[End, frozenset[End]] = {}
+        self._single: set[End] = set()
+
+    def learn(self, frontends: Mapping[FrontendKey, Live]) -> None:
+        """Takes states of frontends; they replace older ones."""
+        af = _AF[self._family]
+        # Frontends of one Service share their endpoints.
+        packed: dict[tuple[str, Live], frozenset[End]] = {}
+        for key, live in frontends.items():
+            if (key.protocol, live) not in packed:
+                packed[key.protocol, live] = frozenset(_end(af, b.address, key.protocol, b.port) for b in live)
+            if key.address:
+                self._single.add(end := _end(af, *key))
+                self._live[end] = packed[key.protocol, live]
+        if anywhere := [key for key in frontends if not key.address]:
+            for address in every_address(self._family):
+                for key in anywhere:
+                    if (end := _end(af, address, key.protocol, key.port)) not in self._single:
+                        self._live[end] = packed[key.protocol, frontends[key]]
+
+    def names(self, messages: Iterable[bytes], newer: Mapping[FrontendKey, Live]) -> Iterator[bytes]:
+        """What the kernel knows each stale flow by."""
+        if newer:
+            self.learn(newer)
+        return filter(None, map(self._name, messages))
+
+    def _name(self, message: bytes) -> bytes:
+        """Empty for a flow that may stay."""
+        try:
+            destination, answers = self._ends.read(message)
+        except KeyError:
+            return b""
+        live = self._live.get(destination)
+        if live is None or not is_stale(destination, answers, live):
+            return b""
+        # Tuple, zone and id as the kernel wrote them: no other flow can be meant, not even a later one with this tuple.
+        parts = _spans(message, _BODY, len(message))
+        return b"".join(_padded(message[slice(*parts[kind])]) for kind in (_ORIGINAL, _ZONE, _ID) if kind in parts)
+
+
+class _Socket:
+    """A socket to the tracker. A context manager; raises ``OSError`` for all that goes wrong."""
+
+    def __init__(self, family: Family) -> None:
+        # Costs 17 MB, and there may be no UDP Service.
+        from pyroute2 import NFCTSocket  # noqa: PLC0415
+
+        self._family = _AF[family]
+        self._socket: Any = NFCTSocket(nfgen_family=self._family)
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("@ll", PATIENCE, 0))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._socket.close()
+
+    def dump(self, question: Question) -> Iterator[list[bytes]]:
+        """The messages about the flows asked for, a hundred or two at a time."""
+        self._socket.send(self._dump_request(question))
+        done = False
+        while not done:
+            found = []
+            for kind, _, message in _messages(self._socket.recv(_RECEIVE)):
+                if kind == _ERROR:
+                    raise _refusal(message)
+                if kind == _DONE:
+                    done = True
+                else:
+                    found.append(message)
+            yield found
+
+    def _dump_request(self, question: Question) -> bytes:
+        from pyroute2.netlink.nfnetlink.nfctsocket import NFCTAttrTuple, nfct_msg  # noqa: PLC0415
+
+        flows = NFCTAttrTuple(
+            self._family, daddr=question.address or None, proto=question.protocol, dport=question.port or None
+        )
+        flows.attrs()  # works the flags out
+        request = nfct_msg.create_from(tuple_orig=flows, cta_filter={"attrs": [["CTA_FILTER_ORIG_FLAGS", flows.flags]]})
+        request["nfgen_family"] = self._family
+        request["header"]["type"] = _GET
+        request["header"]["flags"] = _REQUEST | _DUMP
+        request.encode()
+        return bytes(request.data)
+
+    def delete(self, names: Iterator[bytes]) -> int:
+        """Deletes flows; gives how many of them there still were. What is refused keeps no other from being deleted."""
+        deleted = 0
+        refused: OSError | None = None
+        while batch := list(islice(names, BATCH)):
+            self._socket.send(b"".join(self._delete_request(n, name) for n, name in enumerate(batch, 1 - len(batch))))
+            for error in self._refusals():
+                deleted -= 1
+                if error.errno != errno.ENOENT:
+                    refused = error
+            deleted += len(batch)
+        if refused is not None:
+            raise refused
+        return deleted
+
+    def _delete_request(self, number: int, name: bytes) -> bytes:
+        """Only the last one of a batch, number 0, is always answered; the others are if they fail."""
+        body = _FAMILY.pack(self._family, 0, 0) + name
+        flags = _REQUEST if number else _REQUEST | _ACK
+        return _HEADER.pack(_HEADER.size + len(body), _DELETE, flags, -number, 0) + body
+
+    def _refusals(self) -> Iterator[OSError]:
+        while True:
+            for _, number, message in _messages(self._socket.recv(_RECEIVE)):
+                if (error := _refusal(message)).errno:
+                    yield error
+                if number == 0:
+                    return
+
+
+def _messages(data: bytes) -> Iterator[tuple[int, int, bytes]]:
+    """Type, sequence number and bytes of each message."""
+    start = 0
+    while start + _HEADER.size <= len(data):
+        length, kind, _, number, _ = _HEADER.unpack_from(data, start)
+        if length < _HEADER.size:
+            return
+        yield kind, number, data[start : start + length]
+        start += (length + 3) & ~3
+
+
+def _refusal(message: bytes) -> OSError:
+    """What an error message says; errno is 0 where it says that all is well."""
+    (code,) = _ERROR_CODE.unpack_from(message, _HEADER.size)
+    return OSError(-code, os.strerror(-code))
+
+
+def _spans(message: bytes, start: int, end: int) -> Spans:
+    """Where each attribute between two offsets begins and ends."""
+    found = {}
+    while start + _ATTRIBUTE.size <= end:
+        length, kind = _ATTRIBUTE.unpack_from(message, start)
+        if length < _ATTRIBUTE.size:
+            break
+        found[kind & _KIND] = (start, start + length)
+        start += (length + 3) & ~3
+    return found
+
+
+def _inside(message: bytes, span: tuple[int, int]) -> Spans:
+    return _spans(message, span[0] + _ATTRIBUTE.size, span[1])
+
+
+def _value(message: bytes, span: tuple[int, int]) -> bytes:
+    return message[span[0] + _ATTRIBUTE.size : span[1]]
+
+
+def _read_end(message: bytes, span: tuple[int, int], addresses: tuple[int, int], port: int) -> End:
+    """One end of a tuple. Raises ``KeyError`` where it has no such thing."""
+    parts = _inside(message, span)
+    ip, proto = _inside(message, parts[_IP]), _inside(message, parts[_PROTO])
+    address = next((_value(message, ip[kind]) for kind in addresses if kind in ip), b"")
+    return _value(message, proto[_NUMBER]) + address + _value(message, proto[port])
+
+
+def _padded(attribute: bytes) -> bytes:
+    return attribute + bytes(-len(attribute) % 4)
+
+
+def _end(af: int, address: str, protocol: str, port: int) -> End:
+    return bytes([_PROTOCOLS[protocol]]) + socket.inet_pton(af, address) + port.to_bytes(2, "big")

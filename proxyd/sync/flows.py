@@ -1,0 +1,57 @@
+"""Which frontends' flows have to be looked at, since something about them changed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from proxyd.desired.conflicts import FrontendKey
+from proxyd.desired.flows import Live, Place
+from proxyd.model import ServiceKey
+
+
+class FlowTracker:
+    """Remembers where each Service takes flows, as far as the kernel has its rules. Used by the sync thread only."""
+
+    def __init__(self) -> None:
+        self._of: dict[ServiceKey, Mapping[Place, Live]] = {}
+        self._owner: dict[Place, ServiceKey] = {}
+        self._changed: set[Place] = set()
+
+    def note(self, service: ServiceKey, places: Mapping[Place, Live]) -> None:
+        """Takes the present places of one Service (empty: none, or it is gone)."""
+        before = self._of.pop(service, {})
+        for place in before.keys() - places.keys():
+            # In one pass, the new owner of a place may be noted before the old one.
+            if self._owner.get(place) == service:
+                del self._owner[place]
+                self._changed.add(place)
+        for place, live in places.items():
+            if self._owner.get(place) != service or before[place] != live:
+                self._owner[place] = service
+                self._changed.add(place)
+        if places:
+            self._of[service] = places
+
+    def all_written(self, services: Iterable[ServiceKey]) -> None:
+        """Takes that everything was written anew, for these Services: others are gone, and all flows are in doubt.
+
+        Until then there may have been no rules (a first start, or a table that somebody deleted), or old ones.
+        """
+        for gone in self._of.keys() - set(services):
+            self.note(gone, {})
+        self._changed.update(self._owner)
+
+    def take(self) -> dict[FrontendKey, Live]:
+        """The frontends that changed since the last time, with the endpoints that keep their flows."""
+        changed, self._changed = self._changed, set()
+        # A node port on every address concerns flows to an address that a Service has for itself on the same port.
+        shadowed = {(place.key.protocol, place.key.port) for place in changed if not place.key.address}
+        if shadowed:
+            changed.update(place for place in self._owner if (place.key.protocol, place.key.port) in shadowed)
+        return {place.key: self._live(place.key) for place in changed}
+
+    def _live(self, key: FrontendKey) -> Live:
+        for place in (Place(key, node_port=False), Place(key, node_port=True)):
+            if place in self._owner:
+                return self._of[self._owner[place]][place]
+        return frozenset()
