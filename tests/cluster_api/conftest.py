@@ -27,7 +27,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Plane]:
-    """etcd and an API server, with the roles of deploy/ and the Node of every proxyd here."""
+    """etcd and an API server, with the roles of deploy/ and the Nodes."""
     if reason := why_not():
         pytest.skip(reason)
     try:
@@ -35,7 +35,8 @@ def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Plane]:
     except LookupError as missing:
         pytest.skip(str(missing))
     with own_namespace() as host, Plane(host, tmp_path_factory.mktemp("plane"), found) as made:
-        made.admin.apply(objects.node())
+        made.admin.apply(objects.node("node1"))
+        made.admin.apply(objects.node("node2"))
         yield made
 
 

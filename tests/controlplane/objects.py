@@ -46,7 +46,7 @@ def endpoint_slice(
     }
 
 
-def node(name: str = "node1") -> Manifest:
+def node(name: str) -> Manifest:
     """A Node."""
     return {"apiVersion": "v1", "kind": "Node", "metadata": {"name": name}}
 
