@@ -312,6 +312,16 @@ class TestRelisting:
         assert api.requests[1].kind == "watch"
         assert api.requests[2].kind == "watchlist"
 
+    def test_an_outage_before_it_does_not_delay_it(self, rig: Rig, api: ApiServer) -> None:
+        """The usual case: an API server that was restarted no longer knows the version, and it is time to catch up."""
+        rig.run_synced()
+        rig.now += 600.0
+        api.fail(fake.status(503), kind="watch", times=4)
+        api.fail(fake.error_event(410, "Expired"), kind="watch")
+        api.end_watches()
+        until(lambda: rig.reflector.state.relists == 1)
+        assert rig.delays == [0.8, 1.6, 3.2, 6.4]
+
     def test_it_serves_the_old_objects_meanwhile(self, rig: Rig, api: ApiServer) -> None:
         rig.run_synced()
         rig.now += 600.0
