@@ -33,12 +33,12 @@ found() {
 }
 
 build() {
-  local work kubernetes stamp=k8s.io/component-base/version
+  local kubernetes major minor stamp=k8s.io/component-base/version
   mkdir -p "$(dirname "$cache")"
   exec 9>"$cache.lock"
   flock 9
   ! complete "$cache" || return 0 # by somebody else, while we waited
-  work=$(mktemp -d "$cache.XXXXXX")
+  work=$(mktemp -d "$cache.XXXXXX") # not local: the trap outlives this function
   trap 'rm -rf "$work"' EXIT
   export CGO_ENABLED=0 GOWORK=off
   local -a options=(-mod=readonly -buildvcs=false -trimpath)

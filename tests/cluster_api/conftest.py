@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.cluster_api.steps import Offers
 from tests.controlplane import objects
-from tests.controlplane.api import Api, Object
+from tests.controlplane.api import Api
 from tests.controlplane.namespaces import own_namespace
-from tests.controlplane.outpost import ENDPOINT, Outpost, outpost
+from tests.controlplane.outpost import Outpost, outpost
 from tests.controlplane.plane import Plane, programs
 from tests.netns import why_not
-from tests.topology import V4
 
 HERE = str(Path(__file__).parent)
 
@@ -53,37 +52,9 @@ def here(plane: Plane, tmp_path: Path) -> Iterator[Outpost]:
         yield made
 
 
-class Offers:
-    """Services and their endpoints, made while a test runs and gone after it."""
-
-    def __init__(self, api: Api) -> None:
-        self._api = api
-        self._made: list[Object] = []
-
-    def __call__(self, name: str, *endpoints: str) -> str:
-        """A Service, served by the endpoint of every outpost unless told otherwise; gives its address."""
-        return self.keep(objects.service(name), objects.endpoint_slice(name, endpoints or (ENDPOINT[V4],)))
-
-    def keep(self, *manifests: Object) -> str:
-        """Creates objects; gives the address of the first."""
-        self._made += manifests
-        made = [self._api.create(manifest) for manifest in manifests]
-        address: str = made[0].get("spec", {}).get("clusterIP", "")
-        return address
-
-    def withdraw(self) -> None:
-        """Deletes all of it."""
-        self._api.delete_all(self._made)
-        self._made.clear()
-
-
 @pytest.fixture
 def offer(api: Api) -> Iterator[Offers]:
     """Makes Services: ``offer("web")`` gives the address of one."""
     offers = Offers(api)
-    with contextlib.ExitStack() as stack:
-        stack.callback(offers.withdraw)
-        yield offers
-
-
-Offer = Callable[..., str]
+    yield offers
+    offers.withdraw()

@@ -9,20 +9,18 @@ from __future__ import annotations
 import re
 import signal
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
-from tests.cluster_api.conftest import Offers
+from tests.cluster_api.steps import TRIES, Offers, break_streams, noticed, right_again
 from tests.controlplane import objects
 from tests.controlplane.api import Api, ApiRefusedError
 from tests.controlplane.certificates import Authority
 from tests.controlplane.outpost import RESOURCES, Outpost, outpost
 from tests.controlplane.plane import APISERVER, PROXYD_NAMESPACE, Plane, replace
 from tests.program import until
-
-# Tries of one watch in a trouble of some seconds: 0.8 s between the first two, and each time twice as long.
-TRIES = 10
 
 
 @pytest.fixture
@@ -31,31 +29,6 @@ def web(here: Outpost, offer: Offers) -> str:
     address = offer("web")
     here.serves(address)
     return address
-
-
-def break_streams(here: Outpost) -> None:
-    """Breaks all watches in the middle of an event."""
-    for stream in here.weather.streams():
-        stream.break_off()
-
-
-def noticed(here: Outpost, *reasons: str) -> None:
-    """Waits until each of the watches has failed for one of these reasons, by the metric, and the log says so."""
-
-    def all_failed() -> bool:
-        return all(any(here.errors(reason, resource) for reason in reasons) for resource in RESOURCES)
-
-    until(all_failed, f"errors {reasons}")
-    lost = {(each["resource"], each["reason"]) for each in here.proxyd.events() if "reason" in each}
-    assert all(any((resource, reason) in lost for reason in reasons) for resource in RESOURCES), here.proxyd.output()
-
-
-def right_again(here: Outpost, offer: Offers) -> None:
-    """Waits until a change that is made now has arrived and all watches are open; proxyd is healthy then."""
-    here.serves(offer("afterwards"))
-    until(here.connected, f"all watches open:\n{here.proxyd.output()}", 180)
-    assert here.proxyd.get("/healthz")[0] == 200
-    assert here.proxyd.process.poll() is None
 
 
 def test_the_api_server_is_killed_and_comes_back(here: Outpost, plane: Plane, offer: Offers, web: str) -> None:
@@ -139,7 +112,7 @@ def test_the_server_asks_for_patience_and_gets_it(here: Outpost, offer: Offers, 
         right_again(here, offer)
     for resource in RESOURCES:
         times = refused(here, resource)
-        assert all(later - earlier >= patience for earlier, later in zip(times, times[1:], strict=False)), times
+        assert all(later - earlier >= patience for earlier, later in pairwise(times)), times
 
 
 def refused(here: Outpost, resource: str) -> list[float]:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster_api.conftest import Offers
+from tests.cluster_api.steps import Offers
 from tests.controlplane import objects
 from tests.controlplane.api import Api, path_of
 from tests.controlplane.outpost import outpost
@@ -73,9 +73,9 @@ def pods(api: Api, offer: Offers) -> Pods:
 NOBODY = ({"refused"}, {"timeout"})
 
 
-def answering(world: Topology, addresses: tuple[str, ...], who: str = "client1") -> list[set[str]]:
-    """Who answers connections, at each of these addresses."""
-    return [{each.by for each in world.ask(who, address, 80, count=24, timeout=0.5)} for address in addresses]
+def answering(world: Topology, addresses: tuple[str, ...], timeout: float = 0.5) -> list[set[str]]:
+    """Who answers connections from outside, at each of these addresses."""
+    return [{each.by for each in world.ask("client1", ip, 80, count=24, timeout=timeout)} for ip in addresses]
 
 
 def wait_answering(world: Topology, addresses: tuple[str, ...], *names: str) -> None:
@@ -127,7 +127,7 @@ def test_a_pod_that_takes_another_ones_place_gets_its_connections_and_none_is_lo
     pods.run("pod3")
     wait_answering(world, web, "pod1", "pod2", "pod3")
     pods.report("pod1", ready=False)
-    while "pod1" in (now := set().union(*answering(world, web))):
+    while "pod1" in (now := set().union(*answering(world, web, timeout=5))):
         assert now <= {"pod1", "pod2", "pod3"}
     wait_answering(world, web, "pod2", "pod3")
 

@@ -1,4 +1,4 @@
-"""A node of the cluster in a namespace of its own: one proxyd, one endpoint, and the weather on its way to the API server."""
+"""A node of the cluster in a namespace of its own: a proxyd, an endpoint, and the weather on the way to the API server."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class Outpost:
         enough = threading.Event()
 
         def connect() -> None:
-            while not enough.wait(0.01):
+            while not enough.wait(0.03):
                 outcomes.append(self._outcome(address, port))
 
         thread = threading.Thread(target=connect)

@@ -51,14 +51,18 @@ class Stream:
         self._changed = threading.Condition()
         self._frozen = False
         self._over = False
-        self.last = b""
+
+    @property
+    def over(self) -> bool:
+        """Whether it has ended."""
+        with self._changed:
+            return self._over
 
     def pass_on(self, line: bytes) -> bool:
         """Sends a line, once nothing is frozen any more; tells whether the stream goes on."""
         with self._changed:
             self._changed.wait_for(lambda: self._over or not self._frozen)
             if not self._over:
-                self.last = line
                 self._near.sendall(chunk(line))
             return not self._over
 
@@ -177,7 +181,7 @@ class Weather:
     def streams(self, resource: str = "") -> list[Stream]:
         """The watches that are open now."""
         with self._lock:
-            return [each for each in self._streams if resource in ("", each.resource)]
+            return [each for each in self._streams if resource in ("", each.resource) and not each.over]
 
     # -- how it works --------------------------------------------------------------------------------------------------
 
@@ -281,7 +285,7 @@ class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     server: Weather  # type: ignore[assignment]  # no server of that package: it is only asked to answer
 
-    def do_GET(self) -> None:  # noqa: N802 - its name is given
+    def do_GET(self) -> None:
         try:
             self.server.answer(self)
         except BaseException:
@@ -318,7 +322,13 @@ def chunk(data: bytes) -> bytes:
 
 def _status_body(status: int) -> bytes:
     phrase = http.client.responses[status]
-    body = {"kind": "Status", "apiVersion": "v1", "status": "Failure", "code": status, "reason": phrase.replace(" ", "")}
+    body = {
+        "kind": "Status",
+        "apiVersion": "v1",
+        "status": "Failure",
+        "code": status,
+        "reason": phrase.replace(" ", ""),
+    }
     return json.dumps(body).encode()
 
 
