@@ -177,6 +177,8 @@ YEAR = re.compile(rb"\b(20\d\d)(-\d\d-\d\dT| \d\d:\d\d:\d\d GMT)")
 
 @pytest.mark.parametrize("years", [5, -5], ids=["ahead", "behind"])
 def test_the_clock_of_the_server_is_off(here: Outpost, offer: Offers, web: str, years: int) -> None:
+    offset = here.metric("proxyd_watch_clock_offset_seconds", resource="services")
+    assert abs(offset) < 30, "both clocks are this machine's"
     with here.traffic(web):
         here.weather.rewrite(lambda data: YEAR.sub(lambda found: b"%d%s" % (int(found[1]) + years, found[2]), data))
         break_streams(here)
@@ -186,4 +188,8 @@ def test_the_clock_of_the_server_is_off(here: Outpost, offer: Offers, web: str, 
         here.serves(offer.keep(objects.service("triggered"), triggered))
         right_again(here, offer)
     assert here.errors() == len(RESOURCES), "no error but the streams that we broke"
+    offset = here.metric("proxyd_watch_clock_offset_seconds", resource="services")
+    assert offset / years > 300 * 86400
+    for resource in RESOURCES:
+        assert here.proxyd.events("the API server's clock differs", resource=resource)
     assert 0 <= here.metric("kubeproxy_network_programming_duration_seconds_sum") < 3600
