@@ -1,9 +1,10 @@
 # make setup | demo | test | lint | bench : each installs what it needs first (Debian, root).
+# make controlplane : builds etcd and the API server of the tests (with Go, once, some minutes); part of make test.
 SHELL := /bin/bash
 PY := .venv/bin/python
 PURE := proxyd/model.py,proxyd/addresses.py,proxyd/desired/*,proxyd/nft/*,proxyd/kube/decode.py
 
-.PHONY: setup demo test lint bench clean
+.PHONY: setup demo controlplane test coverage lint bench clean
 setup: .venv/.ready
 
 .venv/.ready: pyproject.toml tools/setup.sh
@@ -19,8 +20,11 @@ lint: setup
 	.venv/bin/mypy
 	.venv/bin/lint-imports
 
+controlplane:
+	@tools/controlplane.sh
+
 # Everything, on the in-memory kernel and on the real one (namespaces of its own); ends with pytest's summary.
-test: setup
+test: setup controlplane
 	.venv/bin/coverage erase
 	.venv/bin/coverage run -m pytest $(PYTEST_ARGS)
 

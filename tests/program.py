@@ -1,4 +1,4 @@
-"""The real proxyd as a program on the node of a topology, fed from a folder of manifests."""
+"""The real proxyd as a program on the node of a topology, fed from a folder of manifests or from an API server."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
-from tests.topology import Topology
+from tests.topology import Host
 
 PROXYD = str(Path(sys.executable).with_name("proxyd"))
 CLUSTER_CIDR = "10.244.0.0/16,fd00:10:244::/48"
@@ -41,18 +41,33 @@ def write(folder: Path, name: str, text: str) -> float:
     return at
 
 
+class Place(Protocol):
+    """Where a proxyd can run: on the node of a topology, or in another namespace."""
+
+    @property
+    def node(self) -> Host:
+        """That namespace."""
+
+    def start(self, words: Sequence[str], **options: Any) -> subprocess.Popen[str]:
+        """Starts a program there."""
+
+
 class Proxyd:
     """A running proxyd. A context manager: it has ended after it, by force if it must be."""
 
     def __init__(
-        self, topology: Topology, folder: Path, log: Path, *more: str, flags: Sequence[str] = FLAGS, wait: bool = True
+        self, place: Place, folder: Path | None, log: Path, *more: str, flags: Sequence[str] = FLAGS, wait: bool = True
     ) -> None:
-        """Starts it, and waits until it says that it is healthy (all rules are written) unless told not to."""
-        self._topology = topology
+        """Starts it, and waits until it says that it is healthy (all rules are written) unless told not to.
+
+        ``folder`` has the manifests; without one, ``more`` says where the API server is.
+        """
+        self._place = place
         self._log = log
-        words = [PROXYD, "run", "--manifests", str(folder), *flags, "--logging-format", "json", *more]
+        source = ["--manifests", str(folder)] if folder else []
+        words = [PROXYD, "run", *source, *flags, "--logging-format", "json", *more]
         with log.open("a") as stream:
-            self.process = topology.start(words, stdout=stream, stderr=stream)
+            self.process = place.start(words, stdout=stream, stderr=stream)
         if wait:
             try:
                 self.wait_healthy()
@@ -70,7 +85,7 @@ class Proxyd:
 
     def get(self, path: str, port: int = HEALTH_PORT, host: str = "127.0.0.1") -> tuple[int, str]:
         """Fetches a page from it, on the node; status 0 where nobody answers."""
-        status, body = self._topology.node.call("http_get", host=host, port=port, path=path)
+        status, body = self._place.node.call("http_get", host=host, port=port, path=path)
         return status, body
 
     def wait_healthy(self) -> None:

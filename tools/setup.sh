@@ -2,7 +2,7 @@
 # Installs what proxyd needs on Debian (as root) and makes .venv from Debian's Python, so that python3-nftables is visible in it.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-need=(nftables python3-nftables iptables conntrack iproute2 python3-venv)
+need=(nftables python3-nftables iptables conntrack iproute2 openssl python3-venv)
 missing=()
 for package in "${need[@]}"; do
   dpkg-query -W -f='${Status}' "$package" 2>/dev/null | grep -q 'ok installed' || missing+=("$package")

@@ -24,6 +24,7 @@ class Backoff:
         self._chance = chance
         self._next = FIRST_SECONDS
         self._healthy_from: float | None = None
+        self._free = True
 
     def delay(self, now: float, floor: float = 0.0, *, at_cap: bool = False) -> float:
         """Counts a failure at ``now`` (monotonic seconds) and gives the seconds to wait before the next try.
@@ -39,14 +40,15 @@ class Backoff:
         return seconds
 
     def free(self, now: float) -> bool:
-        """Tells whether a try at once is in order: nothing failed lately. Counts as a failure: the next is not free."""
+        """Tells whether a try at once is in order: none was lately, whatever else failed. The next one is not free."""
         self._reset_if_healthy(now)
-        if self._healthy_from is not None:
-            return False
-        self._healthy_from = now
-        return True
+        free, self._free = self._free, False
+        if free:
+            self._healthy_from = now if self._healthy_from is None else max(now, self._healthy_from)
+        return free
 
     def _reset_if_healthy(self, now: float) -> None:
         if self._healthy_from is not None and now - self._healthy_from >= HEALTHY_SECONDS:
             self._next = FIRST_SECONDS
             self._healthy_from = None
+            self._free = True

@@ -12,6 +12,7 @@ import ssl
 import threading
 import time
 from collections.abc import Callable, Mapping
+from email.utils import parsedate_to_datetime
 from typing import Any, NamedTuple
 from urllib.parse import urlencode
 
@@ -63,10 +64,14 @@ class _Status(msgspec.Struct):
 
 
 class Response:
-    """The body of one answer, read by one thread; ``abort`` may come from another."""
+    """The body of one answer, read by one thread; ``abort`` may come from another.
+
+    ``clock_offset`` is by how many seconds the server's clock was ahead of ours, None where it did not tell the time.
+    """
 
     def __init__(self, raw: urllib3.BaseHTTPResponse) -> None:
         self._raw = raw
+        self.clock_offset = _clock_offset(raw.headers.get("Date"))
 
     def read1(self) -> bytes:
         """Waits for data and gives what there is (at most 64 KiB), b"" at the end of the body. Raises TransportError.
@@ -301,6 +306,14 @@ def _api_error(raw: urllib3.BaseHTTPResponse) -> ApiError:
     after = raw.headers.get("Retry-After") or ""
     reason = status.reason or raw.reason or "error"
     return ApiError(raw.status, reason, float(after) if after.isdecimal() else 0.0, status.message or "")
+
+
+def _clock_offset(date: str | None) -> float | None:
+    """What the Date header says, which knows whole seconds only."""
+    try:
+        return parsedate_to_datetime(date).timestamp() - time.time() if date else None
+    except (ValueError, OverflowError):
+        return None
 
 
 def _transport_error(error: Exception) -> TransportError:

@@ -28,6 +28,8 @@ LOG_AGAIN_SECONDS = 60.0
 # After so many in a row it is the resource version that is wrong (as after an etcd restore), or the event behind it.
 REFUSALS_TO_RELIST = 3
 DOUBTFUL = ("error-event", "garbled", "internal")
+# Seconds; times of the server (of triggers, of creation) mean little here where clocks differ by more.
+CLOCK_TOLERANCE = 60.0
 # Streams that never said where their initial events end before a server counts as one that cannot.
 MISSED_ENDS_TO_GIVE_UP = 2
 
@@ -51,6 +53,7 @@ class WatchState(NamedTuple):
     """What a reflector has to tell, for metrics, status page and log. Times are monotonic seconds.
 
     ``mode`` is how lists are taken: "watchlist" or "list". ``relists`` counts complete lists after the first.
+    ``clock_offset`` is by how many seconds the server's clock was ahead of ours in its last answer.
     """
 
     resource: str
@@ -61,6 +64,7 @@ class WatchState(NamedTuple):
     relists: int
     errors: dict[str, int]
     last_error: str
+    clock_offset: float | None
 
 
 class Reflector(Generic[T]):
@@ -102,6 +106,7 @@ class Reflector(Generic[T]):
         self._last_error = ""
         self._logged: dict[str, float] = {}
         self._lost_at: float | None = None
+        self._clock_offset: float | None = None
 
     @property
     def state(self) -> WatchState:
@@ -115,6 +120,7 @@ class Reflector(Generic[T]):
             max(self._lists - 1, 0),
             dict(self._errors),
             self._last_error,
+            self._clock_offset,
         )
 
     def start(self) -> None:
@@ -167,6 +173,7 @@ class Reflector(Generic[T]):
         )
         self._response = response
         self._unauthorized = False
+        self._compare_clocks(response.clock_offset)
         if self._stop.is_set():  # stop() may have looked before there was anything to abort
             response.abort()
         return response
@@ -175,6 +182,16 @@ class Reflector(Generic[T]):
         response, self._response, self._connected = self._response, None, False
         if response is not None:
             response.close()
+
+    def _compare_clocks(self, offset: float | None) -> None:
+        """Says so when the server's clock begins to differ from ours, and when it no longer does."""
+        before, self._clock_offset = abs(self._clock_offset or 0.0), offset
+        if abs(offset or 0.0) > CLOCK_TOLERANCE >= before:
+            log.warning(
+                "the API server's clock differs", resource=self._resource.name, ahead_by_seconds=round(offset or 0.0)
+            )
+        elif abs(offset or 0.0) <= CLOCK_TOLERANCE < before:
+            log.info("the API server's clock is right again", resource=self._resource.name)
 
     # -- list ----------------------------------------------------------------------------------------------------------
 

@@ -63,6 +63,10 @@ class WatchState(Protocol):
     def errors(self) -> Mapping[str, int]:
         """How many errors there were of each kind."""
 
+    @property
+    def clock_offset(self) -> float | None:
+        """By how many seconds the server's clock is ahead of ours, None where that is not known."""
+
 
 class Metrics:
     """Counts what others report (an Observer and a FlowObserver) and renders everything. Safe from any thread.
@@ -262,6 +266,12 @@ class _StateCollector(Collector):
             "Since when nothing was heard; +Inf before the first event",
             "resource",
             ((r, float("inf") if s.last_event is None else now - s.last_event) for r, s in watches.items()),
+        )
+        yield _gauge(
+            "proxyd_watch_clock_offset_seconds",
+            "By how much the clock of the API server was ahead of ours in its last answer",
+            "resource",
+            ((r, s.clock_offset) for r, s in watches.items() if s.clock_offset is not None),
         )
         relists = CounterMetricFamily("proxyd_watch_relists_total", "Complete lists fetched", labels=["resource"])
         errors = CounterMetricFamily("proxyd_watch_errors_total", "Errors of watches", labels=["resource", "reason"])

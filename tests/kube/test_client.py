@@ -299,6 +299,28 @@ class TestConnections:
         assert (response.read1(), response.read1()) == (b"second\n", b"")
 
 
+@pytest.mark.parametrize(
+    ("date", "least", "most"),
+    [
+        ("Fri, 01 Jan 2100 00:00:00 GMT", 1e9, 1e10),
+        ("Mon, 01 Jan 2001 00:00:00 GMT", -1e10, -1e8),
+    ],
+)
+def test_the_clock_of_the_server(
+    api: ApiServer, monkeypatch: pytest.MonkeyPatch, date: str, least: float, most: float
+) -> None:
+    monkeypatch.setattr(fake._Handler, "date_time_string", lambda _: date)
+    offset = connect("", api.url).get(fake.SERVICES, {}, read_timeout=DEADLINE).clock_offset
+    assert offset is not None
+    assert least < offset < most
+
+
+@pytest.mark.parametrize("date", ["", "yesterday", "Fri, 99 Jan 2100 00:00:00 GMT"])
+def test_a_clock_that_the_server_does_not_tell(api: ApiServer, monkeypatch: pytest.MonkeyPatch, date: str) -> None:
+    monkeypatch.setattr(fake._Handler, "date_time_string", lambda _: date)
+    assert connect("", api.url).get(fake.SERVICES, {}, read_timeout=DEADLINE).clock_offset is None
+
+
 def aborted_read(response: Response) -> None:
     """Reads in a thread, aborts from this one, and expects the read to end."""
     ended: list[object] = []

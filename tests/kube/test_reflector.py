@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 
 import pytest
+import structlog
 
 from proxyd.kube import client as transport
 from proxyd.kube.reflector import Reflector, Timing
@@ -312,6 +313,16 @@ class TestRelisting:
         assert api.requests[1].kind == "watch"
         assert api.requests[2].kind == "watchlist"
 
+    def test_an_outage_before_it_does_not_delay_it(self, rig: Rig, api: ApiServer) -> None:
+        """The usual case: an API server that was restarted no longer knows the version, and it is time to catch up."""
+        rig.run_synced()
+        rig.now += 600.0
+        api.fail(fake.status(503), kind="watch", times=4)
+        api.fail(fake.error_event(410, "Expired"), kind="watch")
+        api.end_watches()
+        until(lambda: rig.reflector.state.relists == 1)
+        assert rig.delays == [0.8, 1.6, 3.2, 6.4]
+
     def test_it_serves_the_old_objects_meanwhile(self, rig: Rig, api: ApiServer) -> None:
         rig.run_synced()
         rig.now += 600.0
@@ -607,3 +618,23 @@ class TestStop:
         until(lambda: api.count("list") == 1)
         assert rig.reflector.stop(DEADLINE)
         assert api.count() == 2
+
+
+def test_a_clock_that_differs_is_told_once_and_when_it_is_right_again(
+    rig: Rig, api: ApiServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = "the API server's clock differs", "the API server's clock is right again"
+    with structlog.testing.capture_logs() as logs, monkeypatch.context() as patch:
+        patch.setattr(fake._Handler, "date_time_string", lambda _: "Fri, 01 Jan 2100 00:00:00 GMT")
+        rig.run_synced()
+        for number in (1, 2):
+            rig.now += 300.0
+            api.end_watches()
+            until(lambda number=number: api.count("watch") == number)  # type: ignore[misc]
+        assert rig.reflector.state.clock_offset > 1e9
+        patch.undo()
+        rig.now += 300.0
+        api.end_watches()
+        until(lambda: rig.reflector.state.clock_offset < 60.0)
+        until(lambda: len(logs) and logs[-1]["event"] == told[1])
+    assert [each["event"] for each in logs if each["event"] in told] == list(told)

@@ -71,6 +71,7 @@ OUR_OWN: dict[str, tuple[str, Labels, list[str]]] = {
     "proxyd_conntrack_failures_total": ("counter", FAMILY, []),
     "proxyd_watch_connected": ("gauge", RESOURCE, []),
     "proxyd_watch_last_event_age_seconds": ("gauge", RESOURCE, []),
+    "proxyd_watch_clock_offset_seconds": ("gauge", RESOURCE, []),
     "proxyd_watch_relists_total": ("counter", RESOURCE, []),
     "proxyd_watch_errors_total": ("counter", {**RESOURCE, "reason": ("gone", "timeout")}, []),
 }
@@ -83,6 +84,7 @@ class Watch:
     last_event: float | None = None
     relists: int = 0
     errors: dict[str, int] = field(default_factory=lambda: {"gone": 2, "timeout": 1})
+    clock_offset: float | None = 0.5
 
 
 class Setting:
@@ -264,6 +266,10 @@ def test_watches(setting: Setting) -> None:
     assert got['proxyd_watch_connected{resource="services"}'] == 0
     assert got['proxyd_watch_relists_total{resource="services"}'] == 3
     assert got['proxyd_watch_errors_total{reason="gone",resource="services"}'] == 2
+    offset = 'proxyd_watch_clock_offset_seconds{resource="services"}'
+    assert got[offset] == 0.5
+    setting.watches["services"].clock_offset = None
+    assert offset not in setting.samples()
     setting.watches.clear()
     assert "resource=" not in setting.text()
 

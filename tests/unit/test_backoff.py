@@ -64,7 +64,9 @@ def test_one_try_at_once_is_free_until_healthy_again() -> None:
     assert backoff.free(1.8 + HEALTHY_SECONDS)
 
 
-def test_no_free_try_after_a_failure() -> None:
+def test_a_failure_takes_no_free_try_away() -> None:
     backoff = without_jitter()
-    backoff.delay(0.0)
-    assert not backoff.free(10.0)
+    delay = backoff.delay(0.0)
+    assert backoff.free(delay)
+    assert not backoff.free(delay)
+    assert backoff.delay(delay) == 1.6

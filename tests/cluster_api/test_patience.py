@@ -1,0 +1,149 @@
+"""Troubles that only time ends: all of them begin together, each at a node of its own, and pass at the same time."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.cluster_api.steps import Offers, break_streams, noticed, right_again
+from tests.controlplane import objects
+from tests.controlplane.api import path_of
+from tests.controlplane.outpost import ENDPOINT, RESOURCES, Outpost, outpost
+from tests.controlplane.plane import PROXYD, PROXYD_NAMESPACE, Plane
+from tests.program import until
+from tests.topology import V4
+
+ROUNDS = 50
+# Rounds after which everything that is loaded or built once has been.
+WARM_UP = 10
+# What the allocator may take and give (KiB), far below what 40 leaked answers or threads would come to.
+NOISE = 2048
+# A watch that ends sooner than this counts as one that did not work.
+SHORT = 1.1
+
+RESTRICTED = "restricted"
+ACCOUNT = {
+    "apiVersion": "v1",
+    "kind": "ServiceAccount",
+    "metadata": {"name": RESTRICTED, "namespace": PROXYD_NAMESPACE},
+}
+BINDING = {
+    "apiVersion": "rbac.authorization.k8s.io/v1",
+    "kind": "ClusterRoleBinding",
+    "metadata": {"name": RESTRICTED},
+    "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": PROXYD},
+    "subjects": [{"kind": "ServiceAccount", "name": RESTRICTED, "namespace": PROXYD_NAMESPACE}],
+}
+
+
+@pytest.fixture(scope="module")
+def web(plane: Plane) -> Iterator[str]:
+    """A Service that is served during all of this, at this address."""
+    offers = Offers(plane.admin)
+    yield offers("patience")
+    offers.withdraw()
+
+
+@contextlib.contextmanager
+def under_traffic(plane: Plane, folder: Path, web: str, token: str = "") -> Iterator[Outpost]:
+    """A node whose connections must all be answered, from now to the end."""
+    with outpost(plane, folder, token=token) as here:
+        here.serves(web)
+        with here.traffic(web):
+            yield here
+
+
+@pytest.fixture(scope="module")
+def frozen(plane: Plane, web: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Outpost]:
+    """Its streams stay open, but nothing comes any more; before that bookmarks came as often as they should."""
+    version = plane.admin.get("/api/v1/services", limit="1")["metadata"]["resourceVersion"]
+    bookmark = json.dumps({"type": "BOOKMARK", "object": {"metadata": {"resourceVersion": version}}}).encode() + b"\n"
+    with under_traffic(plane, tmp_path_factory.mktemp("frozen"), web) as here:
+        for stream in here.weather.streams():
+            stream.say(bookmark)
+            stream.say(bookmark)
+            stream.freeze()
+        yield here
+
+
+@pytest.fixture(scope="module")
+def forbidden(plane: Plane, web: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Outpost]:
+    """Its permissions were taken away and have been given back."""
+    api = plane.admin
+    api.create(ACCOUNT)
+    api.create(BINDING)
+    with under_traffic(plane, tmp_path_factory.mktemp("forbidden"), web, plane.token(RESTRICTED)) as here:
+        api.delete(path_of(BINDING))
+        break_streams(here)
+        noticed(here, "http-403")
+        api.create(BINDING)
+        yield here
+    api.delete_all([BINDING, ACCOUNT])
+
+
+@pytest.fixture(scope="module")
+def unanswered(plane: Plane, web: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Outpost]:
+    """Its requests are taken, and no answer comes."""
+    with under_traffic(plane, tmp_path_factory.mktemp("unanswered"), web) as here:
+        here.weather.delay(40)
+        break_streams(here)
+        yield here
+
+
+@pytest.fixture(scope="module", autouse=True)
+def together(frozen: Outpost, forbidden: Outpost, unanswered: Outpost) -> None:
+    """Has all of these begin before the first test waits for any."""
+
+
+def test_memory_is_flat_over_many_ended_streams_and_each_is_opened_once_again(
+    plane: Plane, web: str, offer: Offers, tmp_path: Path
+) -> None:
+    churn = objects.endpoint_slice("churn", [ENDPOINT[V4]])
+    offer.keep(objects.service("churn"), churn)
+    memory = 0
+    with under_traffic(plane, tmp_path, web) as here:
+        for number in range(ROUNDS):
+            until(lambda: settled(here), "streams that were open for a while")
+            for stream in here.weather.streams():
+                stream.end()
+            addresses = ["10.244.9.1", "10.244.9.2"] if number % 2 else ["10.244.9.1"]
+            plane.admin.apply(objects.endpoint_slice("churn", addresses))
+            if number == WARM_UP:
+                memory = here.memory()
+        right_again(here, offer)
+        assert here.memory() - memory < NOISE
+        assert here.errors() == 0
+        for resource in RESOURCES:
+            assert len(here.weather.asked(resource)) == ROUNDS + 1
+
+
+def settled(here: Outpost) -> bool:
+    streams = here.weather.streams()
+    return len(streams) == len(RESOURCES) and all(time.monotonic() - each.opened > SHORT for each in streams)
+
+
+def test_no_answer_is_waited_for_without_end(unanswered: Outpost, offer: Offers) -> None:
+    noticed(unanswered, "timeout")
+    unanswered.weather.delay(0)
+    right_again(unanswered, offer)
+    for resource in RESOURCES:
+        assert unanswered.errors(resource=resource) <= 3, "the stream that we broke, and what came of it"
+
+
+def test_permissions_that_were_taken_away_are_used_again_once_given_back(forbidden: Outpost, offer: Offers) -> None:
+    right_again(forbidden, offer)
+    for resource in RESOURCES:
+        assert forbidden.errors("http-403", resource) <= 2
+    assert forbidden.proxyd.events("forbidden", reason="http-403")
+
+
+def test_a_stream_that_is_frozen_is_given_up(frozen: Outpost, offer: Offers) -> None:
+    right_again(frozen, offer)
+    noticed(frozen, "timeout")
+    for resource in RESOURCES:
+        assert len(frozen.weather.asked(resource)) == 2, "one watch, and one that goes on where it was"

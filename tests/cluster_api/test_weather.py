@@ -1,0 +1,195 @@
+"""What goes wrong on the way to an API server and in it: connections are led on meanwhile, and all is right again after.
+
+Each test makes one kind of trouble under traffic, waits until proxyd has noticed (a metric and a log line say so), ends
+it, and then a change has to arrive. How often proxyd asked meanwhile is bounded in each.
+"""
+
+from __future__ import annotations
+
+import re
+import signal
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from tests.cluster_api.steps import TRIES, Offers, break_streams, noticed, right_again
+from tests.controlplane import objects
+from tests.controlplane.api import Api, ApiRefusedError
+from tests.controlplane.certificates import Authority
+from tests.controlplane.outpost import RESOURCES, Outpost, outpost
+from tests.controlplane.plane import APISERVER, PROXYD_NAMESPACE, Plane, replace
+from tests.program import until
+
+
+@pytest.fixture
+def web(here: Outpost, offer: Offers) -> str:
+    """A Service that is served, at this address."""
+    address = offer("web")
+    here.serves(address)
+    return address
+
+
+def test_the_api_server_is_killed_and_comes_back(here: Outpost, plane: Plane, offer: Offers, web: str) -> None:
+    with here.traffic(web):
+        plane.stop(APISERVER, signal.SIGKILL)
+        noticed(here, "stream")
+        assert not here.connected()
+        assert here.proxyd.get("/livez")[0] == 200
+        plane.restart_apiserver()
+        right_again(here, offer)
+    for resource in RESOURCES:
+        assert len(here.weather.asked(resource)) <= TRIES
+
+
+def test_nobody_listens_at_the_api_servers_address(here: Outpost, api: Api, offer: Offers, web: str) -> None:
+    gone = Offers(api)
+    vanishing = gone("vanishing")
+    here.serves(vanishing)
+    with here.traffic(web):
+        here.weather.shut_out()
+        noticed(here, "connect")
+        gone.withdraw()
+        assert here.reaches(vanishing), "rules are kept while nothing is known"
+        here.weather.let_in()
+        here.forgets(vanishing)
+        right_again(here, offer)
+    assert here.errors() <= TRIES * len(RESOURCES)
+
+
+def test_etcd_is_compacted_while_the_watches_are_away(here: Outpost, plane: Plane, offer: Offers, web: str) -> None:
+    """What they would go on from is no more (410): everything is listed anew, and only what differs changes."""
+    gone = Offers(plane.admin)
+    vanishing = gone("vanishing")
+    here.serves(vanishing)
+    with here.traffic(web):
+        here.weather.shut_out()
+        noticed(here, "connect")
+        gone.withdraw()
+        meanwhile = offer("meanwhile")
+        plane.compact()
+        plane.restart_apiserver()  # its memory of what happened goes with it
+        here.weather.let_in()
+        here.serves(meanwhile)
+        here.forgets(vanishing)
+        right_again(here, offer)
+    assert here.errors("expired", "services") == 1
+    assert here.proxyd.events("watch lost", resource="services", reason="expired")
+    assert here.metric("proxyd_watch_relists_total", resource="services") == 1
+    for resource in RESOURCES:
+        assert len(here.weather.asked(resource)) <= TRIES
+
+
+def test_streams_break_off_in_the_middle_of_an_event(here: Outpost, offer: Offers, web: str) -> None:
+    with here.traffic(web):
+        break_streams(here)
+        noticed(here, "stream")
+        right_again(here, offer)
+    for resource in RESOURCES:
+        assert len(here.weather.asked(resource)) == 2, "one watch, and one that goes on where it was"
+    assert here.metric("proxyd_watch_relists_total") == 0
+
+
+def test_answers_come_slowly(here: Outpost, offer: Offers, web: str) -> None:
+    with here.traffic(web):
+        here.weather.delay(3)
+        break_streams(here)
+        noticed(here, "stream")
+        right_again(here, offer)
+    assert here.errors() == len(RESOURCES), "slowness alone is no error"
+
+
+def test_the_server_asks_for_patience_and_gets_it(here: Outpost, offer: Offers, web: str) -> None:
+    """429 with Retry-After."""
+    patience = 2
+    with here.traffic(web):
+        here.weather.refuse(429, Retry_After=str(patience))
+        break_streams(here)
+        noticed(here, "http-429")
+        until(lambda: all(len(refused(here, each)) >= 2 for each in RESOURCES), "two tries of each")
+        here.weather.refuse(0)
+        right_again(here, offer)
+    for resource in RESOURCES:
+        times = refused(here, resource)
+        assert all(later - earlier >= patience for earlier, later in pairwise(times)), times
+
+
+def refused(here: Outpost, resource: str) -> list[float]:
+    """When requests were answered with 429."""
+    return [each.at for each in here.weather.asked(resource) if each.status == 429]
+
+
+@pytest.fixture
+def short_lived(plane: Plane) -> Iterator[str]:
+    """The name of a Secret with whose end a token ends."""
+    secret = {
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "metadata": {"name": "short-lived", "namespace": PROXYD_NAMESPACE},
+    }
+    plane.admin.create(secret)
+    yield "short-lived"
+    plane.admin.delete_all([secret])
+
+
+def test_the_token_ends_and_another_one_is_in_its_file(
+    plane: Plane, offer: Offers, short_lived: str, tmp_path: Path
+) -> None:
+    token = plane.token(secret=short_lived)
+    with outpost(plane, tmp_path, token=token) as here:
+        address = offer("web")
+        here.serves(address)
+        with here.traffic(address):
+            plane.admin.delete(f"/api/v1/namespaces/{PROXYD_NAMESPACE}/secrets/{short_lived}")
+            until(lambda: is_unknown(plane, token), "the token is worth nothing any more")
+            break_streams(here)
+            noticed(here, "http-401")
+            replace(here.token_file, plane.token())
+            right_again(here, offer)
+        for resource in RESOURCES:
+            assert len(here.weather.asked(resource)) <= TRIES
+
+
+def is_unknown(plane: Plane, token: str) -> bool:
+    try:
+        plane.somebody(token).get("/api/v1/services")
+    except ApiRefusedError as error:
+        return error.status == 401
+    return False
+
+
+def test_a_certificate_is_not_trusted_until_its_authority_is(
+    here: Outpost, offer: Offers, web: str, tmp_path: Path
+) -> None:
+    stranger = Authority(tmp_path, "stranger")
+    with here.traffic(web):
+        here.weather.present(stranger.server_context("strange"))
+        noticed(here, "tls")
+        assert not here.connected()
+        replace(here.authority_file, stranger.certificate.read_text())
+        right_again(here, offer)
+    assert here.weather.refused_certificates <= TRIES * len(RESOURCES)
+
+
+YEAR = re.compile(rb"\b(20\d\d)(-\d\d-\d\dT| \d\d:\d\d:\d\d GMT)")
+
+
+@pytest.mark.parametrize("years", [5, -5], ids=["ahead", "behind"])
+def test_the_clock_of_the_server_is_off(here: Outpost, offer: Offers, web: str, years: int) -> None:
+    offset = here.metric("proxyd_watch_clock_offset_seconds", resource="services")
+    assert abs(offset) < 30, "both clocks are this machine's"
+    with here.traffic(web):
+        here.weather.rewrite(lambda data: YEAR.sub(lambda found: b"%d%s" % (int(found[1]) + years, found[2]), data))
+        break_streams(here)
+        noticed(here, "stream")
+        trigger = {"endpoints.kubernetes.io/last-change-trigger-time": "2026-01-01T00:00:00Z"}
+        triggered = objects.endpoint_slice("triggered", ["10.244.1.11"], annotations=trigger)
+        here.serves(offer.keep(objects.service("triggered"), triggered))
+        right_again(here, offer)
+    assert here.errors() == len(RESOURCES), "no error but the streams that we broke"
+    offset = here.metric("proxyd_watch_clock_offset_seconds", resource="services")
+    assert offset / years > 300 * 86400
+    for resource in RESOURCES:
+        assert here.proxyd.events("the API server's clock differs", resource=resource)
+    assert 0 <= here.metric("kubeproxy_network_programming_duration_seconds_sum") < 3600

@@ -1,0 +1,79 @@
+#!/usr/bin/env bash
+# Where the control plane of the tests is (etcd, kube-apiserver, kube-controller-manager), and building it where it is not.
+#
+#   tools/controlplane.sh            builds it unless it is there; without Go says so, and is content
+#   tools/controlplane.sh --where    prints its folder; says what is missing and fails where there is none
+#
+# $KUBEBUILDER_ASSETS is taken where it has all three. Else they are built from the versions that tests/controlplane/go.mod
+# and tests/controlplane/etcd/go.mod pin, once for each state of these files, into the user's cache folder. Building takes
+# some minutes; what is built is about 250 MB.
+set -euo pipefail
+modules=$(cd "$(dirname "$0")/../tests/controlplane" && pwd)
+programs=(etcd kube-apiserver kube-controller-manager)
+recipe=1 # to be raised when the way of building changes
+pins=("$modules"/{,etcd/}go.{mod,sum})
+version=$({ echo "$recipe"; cat "${pins[@]}"; } | sha256sum | cut -c 1-12)
+cache=${XDG_CACHE_HOME:-${HOME:?}/.cache}/proxyd/controlplane-$version
+
+complete() {
+  local program
+  [ -n "$1" ] || return 1
+  for program in "${programs[@]}"; do [ -x "$1/$program" ] || return 1; done
+}
+
+found() {
+  local folder
+  for folder in "${KUBEBUILDER_ASSETS:-}" "$cache"; do
+    if complete "$folder"; then
+      echo "$folder"
+      return
+    fi
+  done
+  return 1
+}
+
+build() {
+  local kubernetes major minor stamp=k8s.io/component-base/version
+  mkdir -p "$(dirname "$cache")"
+  exec 9>"$cache.lock"
+  flock 9
+  ! complete "$cache" || return 0 # by somebody else, while we waited
+  work=$(mktemp -d "$cache.XXXXXX") # not local: the trap outlives this function
+  trap 'rm -rf "$work"' EXIT
+  export CGO_ENABLED=0 GOWORK=off
+  local -a options=(-mod=readonly -buildvcs=false -trimpath)
+  cd "$modules"
+  kubernetes=$(go list -mod=readonly -m -f '{{.Version}}' k8s.io/kubernetes)
+  IFS=. read -r major minor _ <<<"${kubernetes#v}"
+  echo "controlplane: building kubernetes $kubernetes and etcd into $cache, some minutes" >&2
+  go build "${options[@]}" -o "$work/" \
+    -ldflags "-s -w -X $stamp.gitVersion=$kubernetes -X $stamp.gitMajor=$major -X $stamp.gitMinor=$minor" tool
+  cd etcd
+  go build "${options[@]}" -ldflags "-s -w" -o "$work/etcd" go.etcd.io/etcd/server/v3
+  complete "$work"
+  chmod 755 "$work"
+  rm -rf "$cache"
+  mv -T "$work" "$cache"
+}
+
+case "${1:-}" in
+  --where)
+    found || {
+      echo "no control plane: KUBEBUILDER_ASSETS has not all of ${programs[*]}, and none was built (make controlplane, needs Go)" >&2
+      exit 1
+    }
+    ;;
+  "")
+    if ! found >/dev/null; then
+      if command -v go >/dev/null; then
+        build
+      else
+        echo "controlplane: no Go here, and none in KUBEBUILDER_ASSETS: tests that need a control plane will be skipped" >&2
+      fi
+    fi
+    ;;
+  *)
+    echo "usage: tools/controlplane.sh [--where]" >&2
+    exit 2
+    ;;
+esac
