@@ -130,7 +130,9 @@ class Plane:
 
     @contextlib.contextmanager
     def controllers(self) -> Iterator[None]:
-        """Runs the controller manager for a while."""
+        """Runs the controller manager for a while. Raises ``LookupError`` where there is none."""
+        if not (self._programs / CONTROLLERS).exists():
+            raise LookupError(f"no {CONTROLLERS} in {self._programs} (make controlplane builds one, with Go)")
         self.start(CONTROLLERS)
         try:
             yield
