@@ -6,7 +6,8 @@
 #
 # $KUBEBUILDER_ASSETS is taken where it has all three. Else they are built from the versions that tests/controlplane/go.mod
 # and tests/controlplane/etcd/go.mod pin, once for each state of these files, into the user's cache folder. Building takes
-# some minutes; what is built is about 250 MB.
+# some minutes; what is built is about 250 MB. Without Go, a $KUBEBUILDER_ASSETS with the first two will do: tests that
+# need the third are skipped.
 set -euo pipefail
 modules=$(cd "$(dirname "$0")/../tests/controlplane" && pwd)
 programs=(etcd kube-apiserver kube-controller-manager)
@@ -15,16 +16,18 @@ pins=("$modules"/{,etcd/}go.{mod,sum})
 version=$({ echo "$recipe"; cat "${pins[@]}"; } | sha256sum | cut -c 1-12)
 cache=${XDG_CACHE_HOME:-${HOME:?}/.cache}/proxyd/controlplane-$version
 
-complete() {
-  local program
-  [ -n "$1" ] || return 1
-  for program in "${programs[@]}"; do [ -x "$1/$program" ] || return 1; done
+# Whether a folder ($1) has all of these programs.
+has() {
+  local folder=$1 program
+  shift
+  [ -n "$folder" ] || return 1
+  for program in "$@"; do [ -x "$folder/$program" ] || return 1; done
 }
 
-found() {
+complete() {
   local folder
   for folder in "${KUBEBUILDER_ASSETS:-}" "$cache"; do
-    if complete "$folder"; then
+    if has "$folder" "${programs[@]}"; then
       echo "$folder"
       return
     fi
@@ -32,12 +35,16 @@ found() {
   return 1
 }
 
+without_controllers() {
+  has "${KUBEBUILDER_ASSETS:-}" etcd kube-apiserver && echo "$KUBEBUILDER_ASSETS"
+}
+
 build() {
   local kubernetes major minor stamp=k8s.io/component-base/version
   mkdir -p "$(dirname "$cache")"
   exec 9>"$cache.lock"
   flock 9
-  ! complete "$cache" || return 0 # by somebody else, while we waited
+  ! has "$cache" "${programs[@]}" || return 0 # by somebody else, while we waited
   work=$(mktemp -d "$cache.XXXXXX") # not local: the trap outlives this function
   trap 'rm -rf "$work"' EXIT
   export CGO_ENABLED=0 GOWORK=off
@@ -50,7 +57,7 @@ build() {
     -ldflags "-s -w -X $stamp.gitVersion=$kubernetes -X $stamp.gitMajor=$major -X $stamp.gitMinor=$minor" tool
   cd etcd
   go build "${options[@]}" -ldflags "-s -w" -o "$work/etcd" go.etcd.io/etcd/server/v3
-  complete "$work"
+  has "$work" "${programs[@]}"
   chmod 755 "$work"
   rm -rf "$cache"
   mv -T "$work" "$cache"
@@ -58,18 +65,20 @@ build() {
 
 case "${1:-}" in
   --where)
-    found || {
-      echo "no control plane: KUBEBUILDER_ASSETS has not all of ${programs[*]}, and none was built (make controlplane, needs Go)" >&2
+    complete || without_controllers || {
+      echo "no control plane: none in KUBEBUILDER_ASSETS (etcd, kube-apiserver), none built (make controlplane, with Go)" >&2
       exit 1
     }
     ;;
   "")
-    if ! found >/dev/null; then
-      if command -v go >/dev/null; then
-        build
-      else
-        echo "controlplane: no Go here, and none in KUBEBUILDER_ASSETS: tests that need a control plane will be skipped" >&2
-      fi
+    if complete >/dev/null; then
+      exit
+    elif command -v go >/dev/null; then
+      build
+    elif without_controllers >/dev/null; then
+      echo "controlplane: no Go here, no controllers in KUBEBUILDER_ASSETS: tests that need them will be skipped" >&2
+    else
+      echo "controlplane: no Go here, nothing in KUBEBUILDER_ASSETS: tests that need a control plane will be skipped" >&2
     fi
     ;;
   *)

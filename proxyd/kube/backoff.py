@@ -26,15 +26,15 @@ class Backoff:
         self._healthy_from: float | None = None
         self._free = True
 
-    def delay(self, now: float, floor: float = 0.0, *, at_cap: bool = False) -> float:
+    def delay(self, now: float, floor: float = 0.0) -> float:
         """Counts a failure at ``now`` (monotonic seconds) and gives the seconds to wait before the next try.
 
         ``floor`` is the least that the server asked for (Retry-After, RFC 9110 section 10.2.3); jitter comes on top, so
-        that a fleet told the same number does not return at the same moment. ``at_cap`` takes the longest delay.
+        that a fleet told the same number does not return at the same moment.
         """
         self._reset_if_healthy(now)
-        base = CAP_SECONDS if at_cap else self._next
-        self._next = CAP_SECONDS if at_cap else min(self._next * 2, CAP_SECONDS)
+        base = self._next
+        self._next = min(self._next * 2, CAP_SECONDS)
         seconds = max(base, min(floor, FLOOR_LIMIT_SECONDS)) + base * self._chance()
         self._healthy_from = now + seconds
         return seconds

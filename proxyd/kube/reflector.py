@@ -362,12 +362,10 @@ class Reflector(Generic[T]):
         if status == 401 and not self._unauthorized:
             self._unauthorized = True
             return 0.0
-        if status == 403:
-            return self._backoff.delay(now, at_cap=True)
         if self._version and status == 410:
             self._version = ""
             return 0.0 if self._backoff.free(now) else self._backoff.delay(now)
-        if reason in DOUBTFUL or (400 <= status < 500 and status not in (401, 429)):
+        if reason in DOUBTFUL or (400 <= status < 500 and status not in (401, 403, 429)):
             self._refusals += 1
             if self._refusals >= REFUSALS_TO_RELIST:
                 self._version, self._refusals = "", 0

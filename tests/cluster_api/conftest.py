@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -24,18 +25,25 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.kernel)
 
 
-@pytest.fixture(scope="session")
-def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Plane]:
-    """etcd and an API server, with the roles of deploy/ and the Nodes."""
+@contextlib.contextmanager
+def control_plane(folder: Path, *more: str) -> Iterator[Plane]:
+    """A control plane with two Nodes; ``more`` are arguments of its API server. Skips where none can be."""
     if reason := why_not():
         pytest.skip(reason)
     try:
         found = programs()
     except LookupError as missing:
         pytest.skip(str(missing))
-    with own_namespace() as host, Plane(host, tmp_path_factory.mktemp("plane"), found) as made:
-        made.admin.apply(objects.node("node1"))
-        made.admin.apply(objects.node("node2"))
+    with own_namespace() as host, Plane(host, folder, found, *more) as made:
+        for name in ("node1", "node2"):
+            made.admin.apply(objects.node(name))
+        yield made
+
+
+@pytest.fixture(scope="session")
+def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Plane]:
+    """etcd and an API server, with the roles of deploy/ and the Nodes."""
+    with control_plane(tmp_path_factory.mktemp("plane")) as made:
         yield made
 
 

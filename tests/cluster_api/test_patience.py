@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster_api.steps import Offers, break_streams, noticed, right_again
+from tests.cluster_api.steps import TRIES, Offers, break_streams, noticed, right_again
 from tests.controlplane import objects
-from tests.controlplane.api import path_of
+from tests.controlplane.api import ApiRefusedError, Object, path_of
 from tests.controlplane.outpost import ENDPOINT, RESOURCES, Outpost, outpost
-from tests.controlplane.plane import PROXYD, PROXYD_NAMESPACE, Plane
+from tests.controlplane.plane import PROXYD_NAMESPACE, Plane, replace
 from tests.program import until
 from tests.topology import V4
 
@@ -26,18 +26,11 @@ NOISE = 2048
 # A watch that ends sooner than this counts as one that did not work.
 SHORT = 1.1
 
-RESTRICTED = "restricted"
-ACCOUNT = {
+# A token that is bound to it ends with it.
+SECRET: Object = {
     "apiVersion": "v1",
-    "kind": "ServiceAccount",
-    "metadata": {"name": RESTRICTED, "namespace": PROXYD_NAMESPACE},
-}
-BINDING = {
-    "apiVersion": "rbac.authorization.k8s.io/v1",
-    "kind": "ClusterRoleBinding",
-    "metadata": {"name": RESTRICTED},
-    "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": PROXYD},
-    "subjects": [{"kind": "ServiceAccount", "name": RESTRICTED, "namespace": PROXYD_NAMESPACE}],
+    "kind": "Secret",
+    "metadata": {"name": "short-lived", "namespace": PROXYD_NAMESPACE},
 }
 
 
@@ -72,18 +65,13 @@ def frozen(plane: Plane, web: str, tmp_path_factory: pytest.TempPathFactory) -> 
 
 
 @pytest.fixture(scope="module")
-def forbidden(plane: Plane, web: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Outpost]:
-    """Its permissions were taken away and have been given back."""
-    api = plane.admin
-    api.create(ACCOUNT)
-    api.create(BINDING)
-    with under_traffic(plane, tmp_path_factory.mktemp("forbidden"), web, plane.token(RESTRICTED)) as here:
-        api.delete(path_of(BINDING))
-        break_streams(here)
-        noticed(here, "http-403")
-        api.create(BINDING)
-        yield here
-    api.delete_all([BINDING, ACCOUNT])
+def unknown(plane: Plane, web: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Outpost, str]]:
+    """Its token ends, which the API server takes some seconds to notice; gives that too."""
+    plane.admin.create(SECRET)
+    token = plane.token(secret=SECRET["metadata"]["name"])
+    with under_traffic(plane, tmp_path_factory.mktemp("unknown"), web, token) as here:
+        plane.admin.delete(path_of(SECRET))
+        yield here, token
 
 
 @pytest.fixture(scope="module")
@@ -96,7 +84,7 @@ def unanswered(plane: Plane, web: str, tmp_path_factory: pytest.TempPathFactory)
 
 
 @pytest.fixture(scope="module", autouse=True)
-def together(frozen: Outpost, forbidden: Outpost, unanswered: Outpost) -> None:
+def together(frozen: Outpost, unknown: tuple[Outpost, str], unanswered: Outpost) -> None:
     """Has all of these begin before the first test waits for any."""
 
 
@@ -135,11 +123,25 @@ def test_no_answer_is_waited_for_without_end(unanswered: Outpost, offer: Offers)
         assert unanswered.errors(resource=resource) <= 3, "the stream that we broke, and what came of it"
 
 
-def test_permissions_that_were_taken_away_are_used_again_once_given_back(forbidden: Outpost, offer: Offers) -> None:
-    right_again(forbidden, offer)
+def test_the_token_ends_and_another_one_is_in_its_file(
+    unknown: tuple[Outpost, str], plane: Plane, offer: Offers
+) -> None:
+    here, token = unknown
+    until(lambda: is_unknown(plane, token), "the token is worth nothing any more")
+    break_streams(here)
+    noticed(here, "http-401")
+    replace(here.token_file, plane.token())
+    right_again(here, offer)
     for resource in RESOURCES:
-        assert forbidden.errors("http-403", resource) <= 2
-    assert forbidden.proxyd.events("forbidden", reason="http-403")
+        assert len(here.weather.asked(resource)) <= TRIES
+
+
+def is_unknown(plane: Plane, token: str) -> bool:
+    try:
+        plane.somebody(token).get("/api/v1/services")
+    except ApiRefusedError as error:
+        return error.status == 401
+    return False
 
 
 def test_a_stream_that_is_frozen_is_given_up(frozen: Outpost, offer: Offers) -> None:

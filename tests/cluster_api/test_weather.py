@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 import signal
-from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 
@@ -16,10 +15,10 @@ import pytest
 
 from tests.cluster_api.steps import TRIES, Offers, break_streams, noticed, right_again
 from tests.controlplane import objects
-from tests.controlplane.api import Api, ApiRefusedError
+from tests.controlplane.api import Api
 from tests.controlplane.certificates import Authority
-from tests.controlplane.outpost import RESOURCES, Outpost, outpost
-from tests.controlplane.plane import APISERVER, PROXYD_NAMESPACE, Plane, replace
+from tests.controlplane.outpost import RESOURCES, Outpost
+from tests.controlplane.plane import APISERVER, PROXYD, RBAC, Plane, replace
 from tests.program import until
 
 
@@ -120,43 +119,16 @@ def refused(here: Outpost, resource: str) -> list[float]:
     return [each.at for each in here.weather.asked(resource) if each.status == 429]
 
 
-@pytest.fixture
-def short_lived(plane: Plane) -> Iterator[str]:
-    """The name of a Secret with whose end a token ends."""
-    secret = {
-        "apiVersion": "v1",
-        "kind": "Secret",
-        "metadata": {"name": "short-lived", "namespace": PROXYD_NAMESPACE},
-    }
-    plane.admin.create(secret)
-    yield "short-lived"
-    plane.admin.delete_all([secret])
-
-
-def test_the_token_ends_and_another_one_is_in_its_file(
-    plane: Plane, offer: Offers, short_lived: str, tmp_path: Path
-) -> None:
-    token = plane.token(secret=short_lived)
-    with outpost(plane, tmp_path, token=token) as here:
-        address = offer("web")
-        here.serves(address)
-        with here.traffic(address):
-            plane.admin.delete(f"/api/v1/namespaces/{PROXYD_NAMESPACE}/secrets/{short_lived}")
-            until(lambda: is_unknown(plane, token), "the token is worth nothing any more")
-            break_streams(here)
-            noticed(here, "http-401")
-            replace(here.token_file, plane.token())
-            right_again(here, offer)
-        for resource in RESOURCES:
-            assert len(here.weather.asked(resource)) <= TRIES
-
-
-def is_unknown(plane: Plane, token: str) -> bool:
-    try:
-        plane.somebody(token).get("/api/v1/services")
-    except ApiRefusedError as error:
-        return error.status == 401
-    return False
+def test_permissions_are_taken_away_and_given_back(here: Outpost, plane: Plane, offer: Offers, web: str) -> None:
+    with here.traffic(web):
+        plane.admin.delete(f"/apis/rbac.authorization.k8s.io/v1/clusterrolebindings/{PROXYD}")
+        break_streams(here)
+        noticed(here, "http-403")
+        assert here.proxyd.events("forbidden", reason="http-403")
+        plane.admin.apply_file(RBAC)
+        right_again(here, offer)
+    for resource in RESOURCES:
+        assert len(here.weather.asked(resource)) <= TRIES
 
 
 def test_a_certificate_is_not_trusted_until_its_authority_is(

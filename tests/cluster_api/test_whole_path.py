@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -22,10 +23,15 @@ NODES = {"pod1": "node1", "pod2": "node1", "pod3": "node2", "pod4": "node2"}
 @pytest.fixture(scope="module")
 def world(plane: Plane, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Topology]:
     """A cluster of namespaces; the proxyd on its node talks to the control plane, the controllers run."""
-    with Topology() as topology, plane.controllers():
+    with contextlib.ExitStack() as stack:
+        try:
+            stack.enter_context(plane.controllers())
+        except LookupError as missing:
+            pytest.skip(str(missing))
+        topology = stack.enter_context(Topology())
         until(lambda: _is_there(plane.admin, "/api/v1/namespaces/default/serviceaccounts/default"), "service account")
-        with outpost(plane, tmp_path_factory.mktemp("node"), host=topology.node):
-            yield topology
+        stack.enter_context(outpost(plane, tmp_path_factory.mktemp("node"), host=topology.node))
+        yield topology
 
 
 def _is_there(api: Api, path: str) -> bool:

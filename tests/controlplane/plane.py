@@ -59,8 +59,11 @@ def programs() -> Path:
 class Plane:
     """A running control plane. A context manager: all of its processes have ended after it."""
 
-    def __init__(self, host: Host, folder: Path, found: Path) -> None:
-        """Starts etcd and the API server and waits until that is ready; ``found`` is the folder of the programs."""
+    def __init__(self, host: Host, folder: Path, found: Path, *more: str) -> None:
+        """Starts etcd and the API server and waits until that is ready.
+
+        ``found`` is the folder of the programs, ``more`` are further arguments of the API server, this first time.
+        """
         self.host = host
         self._folder = folder
         self._programs = found
@@ -71,7 +74,7 @@ class Plane:
         self.admin = Api(host, PORT, self.authority.client_context(), ADMIN_TOKEN)
         try:
             self.start(ETCD)
-            self.start(APISERVER)
+            self.start(APISERVER, *more)
             self.wait_ready()
             self.admin.apply_file(RBAC)
         except BaseException:
@@ -127,7 +130,9 @@ class Plane:
 
     @contextlib.contextmanager
     def controllers(self) -> Iterator[None]:
-        """Runs the controller manager for a while."""
+        """Runs the controller manager for a while. Raises ``LookupError`` where there is none."""
+        if not (self._programs / CONTROLLERS).exists():
+            raise LookupError(f"no {CONTROLLERS} in {self._programs} (make controlplane builds one, with Go)")
         self.start(CONTROLLERS)
         try:
             yield

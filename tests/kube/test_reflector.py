@@ -422,11 +422,12 @@ class TestFaults:
         api.fail(fake.raw_lines(body))
         assert rig.after_waits(3) == [7.0, 1.6, 9.0]
 
-    def test_forbidden_is_asked_seldom_and_never_given_up(self, rig: Rig, api: ApiServer) -> None:
-        api.fail(fake.status(403, "Forbidden"), times=3)
+    def test_forbidden_is_asked_ever_more_seldom_and_never_given_up(self, rig: Rig, api: ApiServer) -> None:
+        """An API server that has just started forbids everything at first: that must not cost half a minute."""
+        api.fail(fake.status(403, "Forbidden"), times=8)
         rig.run_synced()
-        assert rig.delays == [30.0] * 3
-        assert rig.reflector.state.errors == {"http-403": 3}
+        assert rig.delays == [0.8, 1.6, 3.2, 6.4, 12.8, 25.6, 30.0, 30.0]
+        assert rig.reflector.state.errors == {"http-403": 8}
 
     def test_unauthorized_is_tried_again_at_once_but_once(self, rig: Rig, api: ApiServer) -> None:
         api.fail(fake.status(401, "Unauthorized"), times=4)
@@ -599,11 +600,11 @@ class TestStop:
         assert rig.reflector.stop(DEADLINE)
 
     def test_out_of_a_backoff(self, rig: Rig, api: ApiServer) -> None:
-        api.fail(fake.status(403), times=100)
+        api.fail(fake.status(429, retry_after=60), times=100)
         rig.reflector = Reflector(transport.connect("", api.url), SERVICES, rig.store.services)
         rig.reflector.start()
-        until(lambda: rig.reflector.state.errors.get("http-403") == 1)
-        assert rig.reflector.stop(DEADLINE / 3)  # half a minute of waiting is ahead of it
+        until(lambda: rig.reflector.state.errors.get("http-429") == 1)
+        assert rig.reflector.stop(DEADLINE)  # a minute of waiting is ahead of it
         assert api.count() == 1
 
     def test_out_of_a_list(self, rig: Rig, api: ApiServer) -> None:

@@ -49,12 +49,6 @@ def test_jitter_comes_on_top_of_the_floor() -> None:
     assert Backoff(lambda: 0.5).delay(0, 10.0) == pytest.approx(10.4)
 
 
-def test_at_cap_takes_the_longest_at_once_and_stays_there() -> None:
-    backoff = without_jitter()
-    assert backoff.delay(0, at_cap=True) == CAP_SECONDS
-    assert backoff.delay(0) == CAP_SECONDS
-
-
 def test_one_try_at_once_is_free_until_healthy_again() -> None:
     backoff = without_jitter()
     assert backoff.free(0.0)
