@@ -12,7 +12,7 @@ from tests.controlplane.plane import PROXYD, PROXYD_NAMESPACE, RBAC, Plane
 
 Permission = tuple[str, str, str]
 # Says on an object why it is not served.
-EVENTS = {("events.k8s.io", "events", "create"), ("events.k8s.io", "events", "patch")}
+EVENTS = {("events.k8s.io", "events", "create")}
 
 
 def granted() -> set[Permission]:
