@@ -75,8 +75,7 @@ def pods(api: Api, offer: Offers) -> Pods:
     return Pods(api, offer)
 
 
-# Nobody: Linux takes no notice of ICMPv6 in the first second of a connection, so that being refused looks like silence.
-NOBODY = ({"refused"}, {"timeout"})
+NOBODY = ({"refused"}, {"refused"})
 
 
 def answering(world: Topology, addresses: tuple[str, ...], timeout: float = 0.5) -> list[set[str]]:
