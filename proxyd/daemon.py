@@ -83,6 +83,7 @@ def policy_of(config: Config) -> NodePolicy:
         bind_address=config.bind_address,
         masquerade_all=config.masquerade_all,
         masquerade_mark=config.masquerade_mark,
+        reset_gone_tcp=config.reset_gone_tcp,
     )
 
 

@@ -153,6 +153,7 @@ class NodeSettings(msgspec.Struct, frozen=True, gc=False):
     """Everything about the node that rules of one family depend on, beside Services.
 
     ``node_port_addresses`` is None where node ports answer on every local address. ``local`` is None without a detector.
+    ``reset_gone_tcp``: TCP connections to endpoints that are in no slice any more are cut.
     """
 
     family: Family
@@ -163,3 +164,4 @@ class NodeSettings(msgspec.Struct, frozen=True, gc=False):
     local: LocalDetector | None = None
     masquerade_all: bool = False
     masquerade_mark: int = 0x4000
+    reset_gone_tcp: bool = False

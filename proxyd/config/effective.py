@@ -15,6 +15,7 @@ from proxyd.config.validate import (
     DEFAULT_LOCAL_MODE,
     HEALTHZ_PORT,
     METRICS_PORT,
+    RESET_GONE_TCP,
     active_block,
     active_mode,
     advise,
@@ -82,6 +83,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     logging_format: str
     conntrack: Conntrack
     oom_score_adj: int
+    reset_gone_tcp: bool = False
     unused: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
 
@@ -162,6 +164,7 @@ def _effective(document: Document) -> Config:
         logging_format=document.logging.format,
         conntrack=document.conntrack,
         oom_score_adj=document.oom_score_adj,
+        reset_gone_tcp=document.feature_gates.get(RESET_GONE_TCP, False),
     )
 
 

@@ -47,6 +47,16 @@ def _list(text: str) -> tuple[str, ...]:
     return tuple(part.strip() for part in text.split(",") if part.strip())
 
 
+def _gates(text: str) -> dict[str, bool]:
+    gates = {}
+    for part in _list(text):
+        name, equals, value = part.partition("=")
+        if not equals:
+            raise ValueError(f"must be NAME=true or NAME=false, got {show(part)}")
+        gates[name.strip()] = _switch(value.strip())
+    return gates
+
+
 class Flag(NamedTuple):
     """One flag that sets fields of the Document. ``beats_file``: it also counts beside --config.
 
@@ -97,6 +107,7 @@ FLAGS = (
         "DURATION",
     ),
     Flag(("--config-sync-period",), ("configSyncPeriod",), parse_duration, "accepted, without effect", "DURATION"),
+    Flag(("--feature-gates",), ("featureGates",), _gates, "proxyd knows ResetGoneTCP", "NAME=BOOL[,...]"),
     Flag(("-v", "--v"), ("logging.verbosity",), _int, "log verbosity", "LEVEL", beats_file=True),
     Flag(("--logging-format",), ("logging.format",), _text, "text or json", "FORMAT", beats_file=True),
 )

@@ -23,8 +23,10 @@ NODE_PORT_KEYWORDS = ("primary", "localhost", "all")
 LOGGING_FORMATS = ("", "text", "json")
 HEALTHZ_PORT = 10256
 METRICS_PORT = 10249
+# Has TCP connections to endpoints that are in no slice any more reset, instead of left to time out.
+RESET_GONE_TCP = "ResetGoneTCP"
 # Gates that proxyd knows. kube-proxy's own say nothing about proxyd, so an unknown one is not an error.
-FEATURE_GATES: frozenset[str] = frozenset()
+FEATURE_GATES = frozenset({RESET_GONE_TCP})
 
 # What Linux allows (dev_valid_name) less what would need quoting in a rule: such names go into rule text.
 _INTERFACE = re.compile(r"[A-Za-z0-9_.@-]{1,15}")

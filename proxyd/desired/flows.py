@@ -1,4 +1,4 @@
-"""Which flows that the kernel's connection tracker remembers may go on: per UDP frontend, the endpoints that may have them.
+"""Which flows that the kernel's connection tracker remembers may go on: per frontend, the endpoints that may have them.
 
 A tracked flow keeps its endpoint for as long as packets come, whatever the rules say by then, so what became stale has
 to be deleted. Sources: section 5 of the behaviour inventory of kube-proxy, and where it is narrower (Services without
@@ -32,10 +32,11 @@ class Place(NamedTuple):
 
 
 def places(forwarding: Forwarding, settings: NodeSettings) -> dict[Place, Live]:
-    """The places at which one Service takes UDP flows, each with the endpoints that may keep theirs."""
+    """The places at which one Service takes flows of UDP (and, if asked for, TCP), with the endpoints that keep theirs."""
     found: dict[Place, Live] = {}
+    protocols = ("udp", "tcp") if settings.reset_gone_tcp else ("udp",)
     for port in forwarding.ports:
-        if port.protocol != "udp":
+        if port.protocol not in protocols:
             continue
         live = frozenset(port.live)
         for frontend in port.frontends:
@@ -49,11 +50,14 @@ def places(forwarding: Forwarding, settings: NodeSettings) -> dict[Place, Live]:
     return found
 
 
-def is_stale(destination: T, answers: T, live: Set[T]) -> bool:
+def is_stale(protocol: str, destination: T, answers: T, live: Set[T]) -> bool:
     """Tells whether a flow to ``destination``, whose answers come from ``answers``, has to go.
 
     Where both are the same the flow is not translated: it began before there was a rule for it. With endpoints it has
     to go, since it would swallow packets for ever; without any, or with the frontend gone, it harms nobody and may be
-    somebody else's. ``live`` are the endpoints that keep their flows, in the same terms.
+    somebody else's. A TCP connection that is not translated is always somebody else's: its first packet was answered.
+    ``live`` are the endpoints that keep their flows, in the same terms.
     """
-    return answers not in live and (bool(live) or answers != destination)
+    if answers in live:
+        return False
+    return answers != destination or (protocol == "udp" and bool(live))

@@ -14,7 +14,7 @@ import msgspec
 from proxyd.addresses import contains
 from proxyd.desired.admission import Admitted
 from proxyd.desired.conflicts import Claim, FrontendKey, Kind, claim
-from proxyd.desired.endpoints import Backend, Choice, choose, merge
+from proxyd.desired.endpoints import Backend, Candidates, Choice, choose, merge
 from proxyd.model import EndpointSlice, Family, Finding, NodeSettings, Reason, Service, ServiceKey, ServicePort
 
 
@@ -45,7 +45,8 @@ class Frontend(msgspec.Struct, frozen=True, gc=False):
 class PortForwarding(msgspec.Struct, frozen=True, gc=False):
     """The forwarding of one ServicePort: its frontends, and the endpoint lists that their routes speak of.
 
-    ``live`` (UDP only) are all endpoints that still serve, wherever they are: those that may keep the flows they have.
+    ``live`` are the endpoints that may keep the flows they have, wherever they are: of UDP those that still serve, of TCP
+    (only where connections to gone endpoints are to be reset) all that are in a slice.
     """
 
     name: str
@@ -181,11 +182,17 @@ def _build_port(
         cluster=choice.cluster if routes & _USES_CLUSTER else (),
         local=choice.local if routes & _USES_LOCAL else (),
         beside=choice.beside,
-        live=tuple(b for b, e in candidates.items() if e.ready or e.serving) if port.protocol == "udp" else (),
+        live=_live(port.protocol, candidates, settings),
         affinity_seconds=admitted.affinity_seconds,
         no_local_internal=internal is Route.DROP,
         no_local_external=accessible and external is Route.EXTERNAL_NO_LOCAL,
     )
+
+
+def _live(protocol: str, candidates: Candidates, settings: NodeSettings) -> tuple[Backend, ...]:
+    if protocol == "udp":
+        return tuple(b for b, e in candidates.items() if e.ready or e.serving)
+    return tuple(candidates) if protocol == "tcp" and settings.reset_gone_tcp else ()
 
 
 _USES_CLUSTER = {Route.CLUSTER, Route.EXTERNAL, Route.EXTERNAL_LOCAL, Route.EXTERNAL_NO_LOCAL}

@@ -27,6 +27,7 @@ class NodePolicy(msgspec.Struct, frozen=True):
     bind_address: str = ""
     masquerade_all: bool = False
     masquerade_mark: int = 0x4000
+    reset_gone_tcp: bool = False
 
 
 def node_settings(
@@ -43,6 +44,7 @@ def node_settings(
         local=_detector(family, policy, node),
         masquerade_all=policy.masquerade_all,
         masquerade_mark=policy.masquerade_mark,
+        reset_gone_tcp=policy.reset_gone_tcp,
     )
 
 

@@ -30,6 +30,7 @@ PATIENCE = 10
 
 _RECEIVE = 1 << 16
 _AF = {Family.IPV4: socket.AF_INET, Family.IPV6: socket.AF_INET6}
+_NAMES = {socket.IPPROTO_TCP: "tcp", socket.IPPROTO_UDP: "udp"}
 _PROTOCOLS = {"tcp": socket.IPPROTO_TCP, "udp": socket.IPPROTO_UDP}
 
 # Each message: length, type, flags, sequence number, port; then, of flows, family, version, resource.
@@ -180,7 +181,7 @@ class _Stale:
         except KeyError:
             return b""
         live = self._live.get(destination)
-        if live is None or not is_stale(destination, answers, live):
+        if live is None or not is_stale(_NAMES.get(destination[0], ""), destination, answers, live):
             return b""
         # Tuple, zone and id as the kernel wrote them: no other flow can be meant, not even a later one with this tuple.
         parts = _spans(message, _BODY, len(message))

@@ -48,7 +48,10 @@ class FlowTracker:
         shadowed = {(place.key.protocol, place.key.port) for place in changed if not place.key.address}
         if shadowed:
             changed.update(place for place in self._owner if (place.key.protocol, place.key.port) in shadowed)
-        return {place.key: self._live(place.key) for place in changed}
+        # Of TCP only frontends that are served: one that is gone says nothing about the endpoints, which may be in slices.
+        return {
+            place.key: self._live(place.key) for place in changed if place.key.protocol != "tcp" or place in self._owner
+        }
 
     def _live(self, key: FrontendKey) -> Live:
         for place in (Place(key, node_port=False), Place(key, node_port=True)):

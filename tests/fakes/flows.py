@@ -66,4 +66,4 @@ class FakeFlowTable:
         live = frontends.get(FrontendKey(address, flow.protocol, port))
         if live is None and address in self.addresses[family]:
             live = frontends.get(FrontendKey("", flow.protocol, port))
-        return live is not None and is_stale(flow.destination, flow.answers, live)
+        return live is not None and is_stale(flow.protocol, flow.destination, flow.answers, live)

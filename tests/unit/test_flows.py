@@ -123,4 +123,21 @@ def test_each_family_has_its_own() -> None:
     ],
 )
 def test_what_is_stale(answers: Backend, live: Live, stale: bool) -> None:  # rows 41, 43, 46
-    assert is_stale(Backend("10.96.0.1", 53), answers, live) is stale
+    assert is_stale("udp", Backend("10.96.0.1", 53), answers, live) is stale
+
+
+@pytest.mark.parametrize("live", [frozenset(), frozenset({Backend("10.244.1.2", 8080)})])
+def test_a_tcp_connection_that_is_not_translated_is_somebody_elses(live: Live) -> None:
+    own = Backend("10.96.0.1", 80)
+    assert not is_stale("tcp", own, own, live)
+    assert is_stale("tcp", own, Backend("10.244.1.9", 8080), live)
+
+
+def test_tcp_is_looked_after_only_if_asked_for_and_keeps_every_endpoint_in_a_slice() -> None:
+    dead = endpoint("10.244.1.3", ready=False, serving=False, terminating=True)
+    slices = [endpoint_slice("web", endpoint("10.244.1.2"), dead)]
+    for asked, expected in ((False, {}), (True, {Backend("10.244.1.2", 8080), Backend("10.244.1.3", 8080)})):
+        on = settings(reset_gone_tcp=asked)
+        admitted = admit(service()).families[Family.IPV4]
+        found = places(build_forwarding(service(), admitted, slices, on, {}), on)
+        assert found == ({Place(FrontendKey("10.96.0.1", "tcp", 80), False): frozenset(expected)} if asked else {})
