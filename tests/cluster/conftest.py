@@ -103,6 +103,10 @@ class Rules:
         for reconciler, of_family in self._reconcilers:
             reconciler.sync(dirty, self._store.keys, of_family)
 
+    def forget_served(self) -> None:
+        """Has the next ``ensure`` write; for tests that took rules away themselves."""
+        self._served = None
+
     def cleanup(self) -> None:
         """Deletes what nothing uses any more."""
         for reconciler, _ in self._reconcilers:
