@@ -90,7 +90,7 @@ class Rules:
             self.serve(*objects, **settings)
 
     def change(self, *objects: Service | EndpointSlice, gone: Iterable[Service | EndpointSlice] = ()) -> None:
-        """Takes objects as they are now, and others away, and writes what follows in one pass."""
+        """Takes objects as they are now, and others away, and writes what follows in one pass, which must just work."""
         for each in (*objects, *gone):
             intake: Any = self._store.services if isinstance(each, Service) else self._store.slices
             decoded = build.decoded(each)
@@ -102,6 +102,7 @@ class Rules:
         dirty = self._store.take().services
         for reconciler, of_family in self._reconcilers:
             reconciler.sync(dirty, self._store.keys, of_family)
+            assert not reconciler.refusals, "the kernel refused a transaction"
 
     def forget_served(self) -> None:
         """Has the next ``ensure`` write; for tests that took rules away themselves."""
