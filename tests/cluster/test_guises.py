@@ -43,6 +43,7 @@ def test_a_service_changes_its_type_and_comes_back(node: Topology, folder: Path,
             write(folder, "web.yaml", manifest(ip=OTHER))
             until(lambda: answers(node, ip=OTHER) == {"pod1", "pod3"}, "it is back")
         assert not proxyd.events(level="error")
+        assert not proxyd.events("finding")
 
 
 @pytest.mark.parametrize(
