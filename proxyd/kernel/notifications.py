@@ -81,20 +81,32 @@ class Notifications:
             self._thread.join(timeout)
 
     def _run(self) -> None:
+        lost = False
         while True:
-            ready, _, _ = select.select([self._socket.fileno(), self._stopped], [], [])
+            ready, _, _ = select.select([self._socket.fileno(), self._stopped], [], [], 0 if lost else None)
             if self._stopped in ready:
                 return
+            if not ready:
+                # All that was left is read; before that, the kernel drops what comes without saying so again.
+                lost = False
+                self._tell_lost()
+                continue
             try:
-                self._take(self._socket.recv(_RECEIVE))
+                data = self._socket.recv(_RECEIVE)
             except OSError as error:
                 if error.errno != errno.ENOBUFS:
                     log.exception("kernel notifications ended")
                     return
-                # More came than the socket holds: anything may have changed.
-                self._seen.clear()
-                for family in FAMILIES:
-                    self._drifted(Drift(family, "notifications were lost"))
+                lost = True
+            else:
+                if not lost:
+                    self._take(data)
+
+    def _tell_lost(self) -> None:
+        """More came than the socket holds: anything may have changed."""
+        self._seen.clear()
+        for family in FAMILIES:
+            self._drifted(Drift(family, "notifications were lost"))
 
     def _take(self, data: bytes) -> None:
         for notice in _notices(data):

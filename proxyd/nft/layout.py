@@ -12,7 +12,7 @@ from functools import lru_cache
 import msgspec
 
 from proxyd.model import PROTOCOLS, Family
-from proxyd.nft.objects import Chain, Container, DnatMap, Field, Goto, Key, KeyType, Random, SetMark
+from proxyd.nft.objects import Chain, Container, DnatMap, Field, Goto, Key, KeyType, Random, Rule, SetMark
 
 TABLE = "proxyd"
 TABLE_COMMENT = "rules of proxyd, layout 1"
@@ -91,9 +91,16 @@ class Layout(msgspec.Struct, frozen=True):
 @lru_cache(maxsize=4096)
 def _balancer(layout: Layout, protocol: str, count: int, node_port: bool, local: bool) -> Chain:
     name = f"{'local-' if local else ''}{'np' if node_port else 'lb'}-{protocol}-{count}"
-    index = Random(count, LOCAL_BASE if local else 0)
-    key: Key = (Field.DPORT, index) if node_port else (Field.DADDR, Field.DPORT, index)
-    return Chain(layout.name(name), ((DnatMap(protocol, key, layout.endpoints(protocol, node_port=node_port)),),))
+    base = LOCAL_BASE if local else 0
+
+    def look_up(index: Random) -> Rule:
+        key: Key = (Field.DPORT, index) if node_port else (Field.DADDR, Field.DPORT, index)
+        return (DnatMap(protocol, key, layout.endpoints(protocol, node_port=node_port)),)
+
+    # A packet that is on its way while the list becomes shorter may have been sent here and find its endpoint gone;
+    # the first place of a list is never empty.
+    rest = (look_up(Random(1, base)),) if count > 1 else ()
+    return Chain(layout.name(name), (look_up(Random(count, base)), *rest))
 
 
 @lru_cache(maxsize=4096)

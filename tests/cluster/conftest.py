@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
@@ -13,7 +14,9 @@ from proxyd.kernel.libnftables import LibNftables
 from proxyd.model import EndpointSlice, Family, Service
 from proxyd.sync.reconcile import Reconciler
 from tests import build
+from tests.cluster.manifests import manifest
 from tests.netns import why_not
+from tests.program import write
 from tests.topology import Host, Topology
 
 T = TypeVar("T")
@@ -72,13 +75,13 @@ class Rules:
         """Takes all rules away, and writes those for these objects; ``settings`` are fields of NodeSettings."""
         self.node.run("nft", "flush", "ruleset")
         self._served = None
-        store = build.store(*objects)
+        self._store = store = build.store(*objects)
+        store.take()
         self._reconcilers = [
             (Reconciler(family, self._nft, store.service), build.settings(family, **settings)) for family in Family
         ]
         for reconciler, of_family in self._reconcilers:
             reconciler.sync(store.keys(), store.keys, of_family)
-        self._keys = store.keys
         self._served = (objects, settings)
 
     def ensure(self, *objects: Service | EndpointSlice, **settings: Any) -> None:
@@ -86,11 +89,35 @@ class Rules:
         if self._served != (objects, settings):
             self.serve(*objects, **settings)
 
+    def change(self, *objects: Service | EndpointSlice, gone: Iterable[Service | EndpointSlice] = ()) -> None:
+        """Takes objects as they are now, and others away, and writes what follows in one pass, which must just work."""
+        for each in (*objects, *gone):
+            intake: Any = self._store.services if isinstance(each, Service) else self._store.slices
+            decoded = build.decoded(each)
+            if each in objects:
+                intake.put(decoded)
+            else:
+                intake.remove(decoded.key)
+        self._served = None
+        dirty = self._store.take().services
+        for reconciler, of_family in self._reconcilers:
+            reconciler.sync(dirty, self._store.keys, of_family)
+            assert not reconciler.refusals, "the kernel refused a transaction"
+
+    def forget_served(self) -> None:
+        """Has the next ``ensure`` write; for tests that took rules away themselves."""
+        self._served = None
+
+    def cleanup(self) -> None:
+        """Deletes what nothing uses any more."""
+        for reconciler, _ in self._reconcilers:
+            reconciler.cleanup()
+
     def write_anew(self) -> None:
         """Writes everything once more, beside what is there, as after a restart."""
         for reconciler, of_family in self._reconcilers:
             reconciler.forget()
-            reconciler.sync(self._keys(), self._keys, of_family)
+            reconciler.sync(self._store.keys(), self._store.keys, of_family)
             reconciler.cleanup()
 
 
@@ -99,3 +126,25 @@ def rules(world: Topology) -> Iterator[Rules]:
     """Rules that tests of a module write; gone after it."""
     yield Rules(world)
     world.node.run("nft", "flush", "ruleset")
+
+
+@pytest.fixture
+def node(world: Topology) -> Iterator[Topology]:
+    """The cluster, with a node that has no rules before and after."""
+    world.node.run("nft", "flush", "ruleset")
+    yield world
+    world.node.run("nft", "flush", "ruleset")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A folder of manifests with one Service in it."""
+    path = tmp_path / "manifests"
+    path.mkdir()
+    write(path, "web.yaml", manifest())
+    return path
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Path:
+    return tmp_path / "log"

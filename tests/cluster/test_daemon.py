@@ -8,111 +8,24 @@ import re
 import signal
 import subprocess
 import sys
-import threading
-from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Self
 
 import pytest
-import yaml
 
 from proxyd import __version__
+from tests.cluster.manifests import METRICS_PORT, VIP, Connecting, answers, manifest, objects
 from tests.program import CLUSTER_CIDR, FLAGS, HEALTH_PORT, PROXYD, Proxyd, until, write
-from tests.topology import ADDRESSES, V4, Topology
+from tests.topology import Topology
 
-METRICS_PORT = 10249
-VIP = "10.96.0.10"
 FOREIGN = (
     'table ip foreign { comment "not ours"; chain c { type nat hook prerouting priority 5; tcp dport 1 accept; }; }'
 )
-
-
-def objects(
-    name: str = "web", ip: str = VIP, pods: tuple[str, ...] = ("pod1", "pod3"), **spec: Any
-) -> list[dict[str, Any]]:
-    """A Service and its EndpointSlice."""
-    return [
-        {
-            "apiVersion": "v1",
-            "kind": "Service",
-            "metadata": {"name": name},
-            "spec": {"clusterIP": ip, "ports": [{"name": "http", "port": 80}], **spec},
-        },
-        {
-            "apiVersion": "discovery.k8s.io/v1",
-            "kind": "EndpointSlice",
-            "metadata": {"name": f"{name}-1", "labels": {"kubernetes.io/service-name": name}},
-            "addressType": "IPv4",
-            "ports": [{"name": "http", "port": 8080}],
-            "endpoints": [{"addresses": [ADDRESSES[pod][V4]]} for pod in pods],
-        },
-    ]
-
-
-def manifest(*args: Any, **spec: Any) -> str:
-    """The same as YAML."""
-    return yaml.safe_dump_all(objects(*args, **spec), explicit_start=True)
 
 
 def many(count: int) -> str:
     """As many Services, as a JSON List."""
     items = [each for n in range(count) for each in objects(f"s{n}", f"10.97.{n // 250}.{n % 250 + 1}")]
     return json.dumps({"apiVersion": "v1", "kind": "List", "items": items})
-
-
-@pytest.fixture
-def node(world: Topology) -> Iterator[Topology]:
-    """The cluster, with a node that has no rules before and after."""
-    world.node.run("nft", "flush", "ruleset")
-    yield world
-    world.node.run("nft", "flush", "ruleset")
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    """A folder of manifests with one Service in it."""
-    path = tmp_path / "manifests"
-    path.mkdir()
-    write(path, "web.yaml", manifest())
-    return path
-
-
-@pytest.fixture
-def log(tmp_path: Path) -> Path:
-    return tmp_path / "log"
-
-
-def answers(world: Topology, who: str = "client1", ip: str = VIP, count: int = 20) -> set[str]:
-    return {answer.by for answer in world.ask(who, ip, 80, count=count)}
-
-
-class Connecting:
-    """Connects all the time, from a thread, while the test does something else."""
-
-    def __init__(self, world: Topology) -> None:
-        self.counts: Counter[str] = Counter()
-        self._world = world
-        self._done = threading.Event()
-        self._thread = threading.Thread(target=self._run)
-
-    def __enter__(self) -> Self:
-        self._thread.start()
-        self.more()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._done.set()
-        self._thread.join()
-
-    def more(self, count: int = 50) -> None:
-        """Waits for some more connections."""
-        wanted = self.counts.total() + count
-        until(lambda: self.counts.total() >= wanted, "connections")
-
-    def _run(self) -> None:
-        while not self._done.is_set():
-            self.counts.update(answer.by for answer in self._world.ask("client2", VIP, 80, count=10))
 
 
 def run(world: Topology, *words: str, **environment: str) -> subprocess.CompletedProcess[str]:

@@ -473,7 +473,7 @@ def test_chains_of_one_protocol_carry_no_condition_of_another(real: RealRuleset,
     real.commit(Transaction(family, chains=(*balancers, affinity)))
     _, text, _ = real.library._nft.cmd("list ruleset")
     rules = [line for line in text.split(f"chain {balancers[0].name}", 1)[1].splitlines() if "dnat" in line]
-    assert len(rules) == 2 + 3
+    assert len(rules) == 2 * 2 + 3
     # nft lists "meta l4proto udp" with "th dport" as "udp dport".
     assert all(f"l4proto {protocol}" in line or f"{protocol} dport" in line for line in rules), rules
     assert not any("tcp" in line for line in rules), rules

@@ -164,12 +164,18 @@ def test_nothing_is_written_before_services_and_slices_are_complete() -> None:
     store = Store()
     store.nodes.replace([])
     complete_at_commits: list[bool] = []
-    with running(store=store) as daemon:
-        daemon.ruleset.watchers.append(lambda: complete_at_commits.append(store.complete))
+    daemon = Daemon(store)
+    # From the very first commit on.
+    daemon.ruleset.watchers.append(lambda: complete_at_commits.append(store.services.synced and store.slices.synced))
+    daemon.thread.start()
+    try:
         daemon.put(WEB, *SLICES)
         store.services.replace([build.decoded(WEB)])
         store.slices.replace([build.decoded(each) for each in SLICES])
         daemon.until(lambda: daemon.serves(*SERVED))
+    finally:
+        daemon.stop()
+    assert complete_at_commits
     assert all(complete_at_commits)
 
 

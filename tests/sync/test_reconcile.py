@@ -234,9 +234,9 @@ def test_one_endpoint_more_or_less_costs_a_few_operations(ruleset: FakeRuleset) 
     world.sync()
     world.put(build.endpoint_slice("a", *(f"10.244.1.{i + 1}" for i in range(1, 50))))
     world.sync()
-    # The verdict (delete, add), the chain for 49 (chain and rule), the last endpoint into the hole (two deletions and
+    # The verdict (delete, add), the chain for 49 (chain and two rules), the last endpoint into the hole (two deletions and
     # one addition), the hairpin element.
-    assert ruleset.commits[-1].size == 2 + 2 + 3 + 1
+    assert ruleset.commits[-1].size == 2 + 3 + 3 + 1
     assert world.reaches("10.96.0.1") == even(*(f"10.244.1.{i + 1}" for i in range(1, 50)))
 
 

@@ -1,36 +1,22 @@
-"""What operators are told to look at exists, and all that exists is told to them."""
+"""The documents speak of tests that there are."""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
 
-import pytest
-
-from proxyd.model import FAMILIES, Reason
-from proxyd.serve.metrics import Metrics
-from proxyd.sync.status import Status
-from tests import build
-
-OPERATE = (Path(__file__).parents[2] / "docs" / "operate.md").read_text()
+ROOT = Path(__file__).parents[2]
 
 
-def exported() -> set[str]:
-    metrics = Metrics(FAMILIES, "1", lambda: Status("nftables"), build.store(), dict)
-    return set(re.findall(r"^# TYPE ((?:kubeproxy|proxyd)_\S+) ", metrics.render().decode(), re.MULTILINE))
+def test_every_test_that_troubles_names_is_there() -> None:
+    text = (ROOT / "docs" / "troubles.md").read_text(encoding="utf-8")
+    named = set(re.findall(r"`([a-z_/]+)::(test_\w+)`", text))
+    scenarios = set(re.findall(r"`([a-z0-9-]+)\.yaml`", text))
+    missing = [f"{file}::{name}" for file, name in named if not _defines(ROOT / "tests" / f"{file}.py", name)]
+    missing += [each for each in scenarios if not (ROOT / "tests" / "scenarios" / f"{each}.yaml").exists()]
+    assert len(named) > 50
+    assert not missing
 
 
-@pytest.mark.parametrize("reason", list(Reason))
-def test_every_finding_reason_is_explained(reason: Reason) -> None:
-    assert f"`{reason}`" in OPERATE
-
-
-@pytest.mark.parametrize("name", sorted(exported()))
-def test_every_metric_is_explained(name: str) -> None:
-    assert f"`{name}" in OPERATE
-
-
-def test_no_metric_is_explained_that_does_not_exist() -> None:
-    named = set(re.findall(r"`((?:kubeproxy|proxyd)_[a-z_]+)", OPERATE))
-    watched = {name for name in named if name.startswith("proxyd_watch_")}  # there are none without watches
-    assert named - watched <= exported()
+def _defines(path: Path, name: str) -> bool:
+    return path.exists() and re.search(rf"^ *def {name}\(", path.read_text(encoding="utf-8"), re.MULTILINE) is not None

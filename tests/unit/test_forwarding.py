@@ -11,7 +11,15 @@ import pytest
 from proxyd.desired.admission import admit
 from proxyd.desired.conflicts import FrontendKey, Kind
 from proxyd.desired.endpoints import Backend
-from proxyd.desired.forwarding import Forwarding, Frontend, PortForwarding, Route, build_forwarding, claims_of
+from proxyd.desired.forwarding import (
+    Forwarding,
+    Frontend,
+    HealthCheck,
+    PortForwarding,
+    Route,
+    build_forwarding,
+    claims_of,
+)
 from proxyd.model import Endpoint, EndpointSlice, Family, Finding, NodeSettings, Reason, Service, SlicePort
 from tests.build import NODE_IP, SERVING_TERMINATING, endpoint, endpoint_slice, key, port, service, settings
 
@@ -358,3 +366,26 @@ def test_every_route_has_the_endpoints_that_it_speaks_of(
         assert not cluster or found.cluster
         assert not local or found.local
     assert set(found.local) <= {HERE}
+
+
+class TestHealthChecks:
+    @pytest.mark.parametrize(
+        ("endpoints", "expected"),
+        [
+            ((A, B), 1),
+            ((A, endpoint("10.244.1.3")), 2),
+            ((A, A), 1),
+            ((B,), 0),
+            ((endpoint("10.244.1.2", **SERVING_TERMINATING), B), 0),
+            ((endpoint("10.244.1.2", ready=False), B), 0),
+            ((endpoint("10.244.1.2", None),), 0),
+            ((), 0),
+        ],
+    )
+    def test_count_ready_endpoints_of_this_node(self, endpoints: tuple[Endpoint, ...], expected: int) -> None:
+        found = forwarding(full(external_local=True, health_check_node_port=32001), endpoint_slice("web", *endpoints))
+        assert found.health_check == HealthCheck(key(), 32001, expected)
+
+    @pytest.mark.parametrize("fields", [{"external_local": True}, {"health_check_node_port": 32001}])
+    def test_are_for_a_port_and_policy_local(self, fields: dict[str, Any]) -> None:
+        assert forwarding(full(**fields), endpoint_slice("web", A)).health_check is None

@@ -45,24 +45,27 @@ def test_two_generations_share_nothing_but_the_affinity_set() -> None:
     assert first & second == {AFFINITY}
 
 
-def test_a_balancer_looks_a_random_index_of_the_destination_up() -> None:
-    key = (Field.DADDR, Field.DPORT, Random(5))
+def test_a_balancer_looks_a_random_index_of_the_destination_up_and_takes_the_first_endpoint_where_it_is_gone() -> None:
+    key, first = ((Field.DADDR, Field.DPORT, Random(count)) for count in (5, 1))
     assert LAYOUT.balancer("udp", 5, node_port=False) == Chain(
-        "g3/lb-udp-5", ((DnatMap("udp", key, "g3/endpoints-udp"),),)
+        "g3/lb-udp-5", ((DnatMap("udp", key, "g3/endpoints-udp"),), (DnatMap("udp", first, "g3/endpoints-udp"),))
     )
+
+
+def test_a_balancer_of_one_endpoint_has_nothing_else_to_take() -> None:
+    assert len(LAYOUT.balancer("udp", 1, node_port=False).rules) == 1
 
 
 def test_a_balancer_of_node_ports_does_not_look_at_the_destination() -> None:
-    key = (Field.DPORT, Random(5))
-    assert LAYOUT.balancer("tcp", 5, node_port=True) == Chain(
-        "g3/np-tcp-5", ((DnatMap("tcp", key, "g3/nodeport-endpoints-tcp"),),)
-    )
+    rules = tuple((DnatMap("tcp", (Field.DPORT, Random(n)), "g3/nodeport-endpoints-tcp"),) for n in (5, 1))
+    assert LAYOUT.balancer("tcp", 5, node_port=True) == Chain("g3/np-tcp-5", rules)
 
 
 def test_a_balancer_of_second_lists_counts_from_65536() -> None:
     chain = LAYOUT.balancer("tcp", 2, node_port=False, local=True)
     assert chain.name == "g3/local-lb-tcp-2"
-    assert chain.rules[0][0] == DnatMap("tcp", (Field.DADDR, Field.DPORT, Random(2, LOCAL_BASE)), "g3/endpoints-tcp")
+    keys = ((Field.DADDR, Field.DPORT, Random(n, LOCAL_BASE)) for n in (2, 1))
+    assert chain.rules == tuple((DnatMap("tcp", key, "g3/endpoints-tcp"),) for key in keys)
     assert LOCAL_BASE == 65536
 
 
