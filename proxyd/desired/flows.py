@@ -1,8 +1,8 @@
 """Which flows that the kernel's connection tracker remembers may go on: per frontend, the endpoints that may have them.
 
 A tracked flow keeps its endpoint for as long as packets come, whatever the rules say by then, so what became stale has
-to be deleted. Sources: section 5 of the behaviour inventory of kube-proxy, and where it is narrower (Services without
-endpoints, frontends that are gone, node ports on any address), KEP-1672: who still serves keeps what it has.
+to be deleted. Source: KEP-1672, who still serves keeps what it has. kube-proxy does less: nothing for Services without
+endpoints, nor for frontends that are gone, and it takes node ports on any address.
 """
 
 from __future__ import annotations

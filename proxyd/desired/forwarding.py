@@ -1,7 +1,7 @@
 """Where each frontend of one Service must lead on this node: the mode-neutral answer that every rule set is made from.
 
 Sources: the Service API; KEP-2086 (internalTrafficPolicy); externalTrafficPolicy with its short-circuits for pods and
-the node itself (KEP-2959 lineage); section 2 of the behaviour inventory of kube-proxy.
+the node itself, as kube-proxy has them.
 """
 
 from __future__ import annotations

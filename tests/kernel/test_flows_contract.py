@@ -78,23 +78,19 @@ def test_flows_to_an_endpoint_that_is_gone_go_and_those_of_the_others_stay(table
     assert table.listed(family) == {kept}
 
 
-def test_an_endpoint_is_its_address_and_port(table: EitherTable, family: Family) -> None:  # row 46
+def test_an_endpoint_is_its_address_and_port(table: EitherTable, family: Family) -> None:
     moved = A[family]._replace(port=5354)
     table.add(family, flow(family, 1001, VIP[family], A[family]))
     assert table.delete_stale(family, {udp(VIP[family]): frozenset({moved})}) == 1
 
 
-def test_a_flow_that_began_before_there_were_endpoints_goes_when_there_are(  # row 43
-    table: EitherTable, family: Family
-) -> None:
+def test_a_flow_that_began_before_there_were_endpoints_goes_when_there_are(table: EitherTable, family: Family) -> None:
     table.add(family, flow(family, 1001, VIP[family], None))
     assert table.delete_stale(family, {udp(VIP[family]): frozenset({A[family]})}) == 1
     assert table.listed(family) == set()
 
 
-def test_without_endpoints_translated_flows_go_and_others_stay(  # row 44, and what users wanted instead
-    table: EitherTable, family: Family
-) -> None:
+def test_without_endpoints_translated_flows_go_and_others_stay(table: EitherTable, family: Family) -> None:
     translated, plain = flow(family, 1001, VIP[family], A[family]), flow(family, 1002, VIP[family], None)
     table.add(family, translated, plain)
     assert table.delete_stale(family, {udp(VIP[family]): frozenset()}) == 1
@@ -107,7 +103,7 @@ def test_an_endpoint_at_the_very_address_of_its_frontend_keeps_its_flows(table: 
     assert table.delete_stale(family, {udp(LOCAL[family]): frozenset({itself})}) == 0
 
 
-def test_nothing_else_is_touched(table: EitherTable, family: Family) -> None:  # rows 40, 42
+def test_nothing_else_is_touched(table: EitherTable, family: Family) -> None:
     others = (
         flow(family, 1001, VIP[family], A[family], port=54),
         flow(family, 1002, OTHER_VIP[family], A[family]),

@@ -92,7 +92,7 @@ class TestPasses:
         world.sync()
         assert world.cleaned == []
 
-    def test_an_external_ip_goes(self) -> None:  # row 45
+    def test_an_external_ip_goes(self) -> None:
         world = started(dns(external_ips=(EXTERNAL,)), endpoints("dns", A))
         world.put(dns())
         world.sync()
@@ -136,7 +136,7 @@ class TestPasses:
         assert world.cleaned == [{udp(NODE_IP, 30053): live(), udp("192.0.2.12", 30053): live(A)}]
 
     def test_an_address_of_its_own_goes_before_a_node_port(self) -> None:
-        """Row 16: an external IP that is the node's own, on the number of somebody's node port."""
+        """An external IP that is the node's own, on the number of somebody's node port."""
         port = (build.port(30053, "dns", "udp"),)
         mine = dns("mine", 2, external_ips=(NODE_IP,), ports=port)
         world = started(dns(node_port=30053), endpoints("dns", A), mine, endpoints("mine", B))

@@ -168,8 +168,6 @@ class TestPorts:
 
 
 class TestSourceRanges:
-    """Row numbers: section 10 of the behaviour inventory."""
-
     def sources(self, *ranges: str) -> tuple[Any, Any]:
         families = admit(service(cluster_ips=DUAL, source_ranges=ranges)).families
         return families[V4].sources, families[V6].sources
@@ -180,14 +178,14 @@ class TestSourceRanges:
     def test_of_each_family_for_itself(self) -> None:
         assert self.sources("198.51.100.0/24", "2001:db8::/32") == (("198.51.100.0/24",), ("2001:db8::/32",))
 
-    def test_of_the_other_family_only_leave_this_one_open(self) -> None:  # row 12
+    def test_of_the_other_family_only_leave_this_one_open(self) -> None:
         assert self.sources("198.51.100.0/24") == (("198.51.100.0/24",), None)
         assert self.sources("2001:db8::/32") == (None, ("2001:db8::/32",))
 
-    def test_with_blanks_around_them(self) -> None:  # row 13
+    def test_with_blanks_around_them(self) -> None:
         assert self.sources(" 203.0.113.0/25", "198.51.100.0/24 ")[0] == ("198.51.100.0/24", "203.0.113.0/25")
 
-    def test_with_leading_zeros_and_host_bits(self) -> None:  # row 14
+    def test_with_leading_zeros_and_host_bits(self) -> None:
         assert self.sources("010.1.2.3/8")[0] == ("10.0.0.0/8",)
 
     def test_that_overlap_or_repeat_are_merged(self) -> None:

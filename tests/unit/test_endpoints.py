@@ -1,7 +1,4 @@
-"""Endpoints: slices merged to candidates, and which of them a ServicePort may use on this node.
-
-Row numbers: section 10 of the behaviour inventory.
-"""
+"""Endpoints: slices merged to candidates, and which of them a ServicePort may use on this node."""
 
 import json
 from collections.abc import Sequence
@@ -48,21 +45,21 @@ class TestMerge:
         )
         assert set(found) == {Backend("10.244.1.1", 8080), Backend("10.244.1.2", 8080)}
 
-    def test_overlapping_slices_give_each_address_and_port_once(self) -> None:  # row 24
+    def test_overlapping_slices_give_each_address_and_port_once(self) -> None:
         found = merged(
             endpoint_slice("web", "10.244.1.1", "10.244.1.2", name="a"),
             endpoint_slice("web", "10.244.1.2", "10.244.1.3", name="b"),
         )
         assert [backend.address for backend in found] == ["10.244.1.1", "10.244.1.2", "10.244.1.3"]
 
-    def test_one_address_with_two_ports_is_two_endpoints(self) -> None:  # row 23
+    def test_one_address_with_two_ports_is_two_endpoints(self) -> None:
         found = merged(
             endpoint_slice("web", "192.0.2.11", name="a", ports=(SlicePort("http", "tcp", 8080),)),
             endpoint_slice("web", "192.0.2.11", name="b", ports=(SlicePort("http", "tcp", 8081),)),
         )
         assert set(found) == {Backend("192.0.2.11", 8080), Backend("192.0.2.11", 8081)}
 
-    def test_the_name_of_the_port_decides_and_not_its_number(self) -> None:  # row 51
+    def test_the_name_of_the_port_decides_and_not_its_number(self) -> None:
         ports = (SlicePort("http", "tcp", 8080), SlicePort("admin", "tcp", 80))
         piece = endpoint_slice("web", "10.244.1.1", ports=ports)
         assert set(merged(piece, name="http")) == {Backend("10.244.1.1", 8080)}
@@ -79,14 +76,14 @@ class TestMerge:
         new = endpoint_slice("web", "10.244.1.2", name="b", ports=(SlicePort("http", "tcp", 8080),))
         assert set(merged(old, new)) == {Backend("10.244.1.1", 80), Backend("10.244.1.2", 8080)}
 
-    def test_protocols_with_one_port_name_are_apart(self) -> None:  # row 52
+    def test_protocols_with_one_port_name_are_apart(self) -> None:
         ports = (SlicePort("dns", "udp", 53), SlicePort("dns", "tcp", 5353))
         piece = endpoint_slice("web", "10.244.1.1", ports=ports)
         assert set(merged(piece, name="dns", protocol="udp")) == {Backend("10.244.1.1", 53)}
         assert set(merged(piece, name="dns", protocol="tcp")) == {Backend("10.244.1.1", 5353)}
         assert merged(piece, name="dns", protocol="sctp") == {}
 
-    def test_a_slice_without_ports_gives_nothing(self) -> None:  # row 25; a port without a number is no port at all
+    def test_a_slice_without_ports_gives_nothing(self) -> None:
         assert merged(endpoint_slice("web", "10.244.1.1", ports=())) == {}
 
     @pytest.mark.parametrize("number", [-1, 65536, 10**12])
@@ -243,20 +240,20 @@ def test_a_local_and_a_remote_endpoint_in_all_conditions(
 
 
 class TestTerminating:
-    def test_ready_ones_anywhere_keep_terminating_ones_unused(self) -> None:  # row 7
+    def test_ready_ones_anywhere_keep_terminating_ones_unused(self) -> None:
         choice = chosen(endpoint("10.244.1.1"), endpoint("10.244.1.2", **SERVING_TERMINATING))
         assert addresses(choice.cluster) == addresses(choice.local) == {"10.244.1.1"}
 
-    def test_the_local_list_falls_back_though_a_remote_pod_is_ready(self) -> None:  # row 4
+    def test_the_local_list_falls_back_though_a_remote_pod_is_ready(self) -> None:
         choice = chosen(endpoint("10.244.1.1", **SERVING_TERMINATING), endpoint("10.244.2.1", OTHER))
         assert addresses(choice.cluster) == {"10.244.2.1"}
         assert addresses(choice.local) == {"10.244.1.1"}
 
-    def test_the_last_one_of_the_cluster_is_used(self) -> None:  # row 5
+    def test_the_last_one_of_the_cluster_is_used(self) -> None:
         choice = chosen(endpoint("10.244.2.1", OTHER, **SERVING_TERMINATING))
         assert (addresses(choice.cluster), choice.local, choice.exists) == ({"10.244.2.1"}, (), True)
 
-    def test_those_that_no_longer_serve_do_not_exist(self) -> None:  # row 6
+    def test_those_that_no_longer_serve_do_not_exist(self) -> None:
         gone = endpoint("10.244.1.1", ready=False, serving=False, terminating=True)
         assert chosen(gone) == Choice((), (), (), exists=False)
 
@@ -280,14 +277,14 @@ class TestPolicies:
         assert chosen(*both, cluster=False).cluster == ()
         assert chosen(*both, cluster=False, local=False) == Choice((), (), (), exists=True)
 
-    def test_an_endpoint_without_a_node_is_not_local(self) -> None:  # row 27
+    def test_an_endpoint_without_a_node_is_not_local(self) -> None:
         choice = chosen(self.NOWHERE)
         assert (addresses(choice.cluster), choice.local, choice.exists) == ({"10.244.3.1"}, (), True)
 
-    def test_endpoints_elsewhere_exist_for_a_local_list(self) -> None:  # row 33
+    def test_endpoints_elsewhere_exist_for_a_local_list(self) -> None:
         assert chosen(self.THERE, cluster=False) == Choice((), (), (), exists=True)
 
-    def test_no_endpoints_at_all(self) -> None:  # rows 1, 34
+    def test_no_endpoints_at_all(self) -> None:
         assert chosen() == Choice((), (), (), exists=False)
 
     def test_beside_are_those_that_may_run_on_this_node(self) -> None:
@@ -307,10 +304,10 @@ class TestHints:
     def test_for_this_zone(self) -> None:
         assert addresses(chosen(hinted(self.A, "za"), hinted(self.B, "zb")).cluster) == {self.A}
 
-    def test_for_other_zones_only_all_are_used(self) -> None:  # row 28
+    def test_for_other_zones_only_all_are_used(self) -> None:
         assert addresses(chosen(hinted(self.A, "zb"), hinted(self.B, "zc")).cluster) == {self.A, self.B}
 
-    def test_one_endpoint_without_a_hint_turns_them_off(self) -> None:  # row 29
+    def test_one_endpoint_without_a_hint_turns_them_off(self) -> None:
         choice = chosen(hinted(self.A, "za"), hinted(self.B, "zb"), hinted(self.C))
         assert addresses(choice.cluster) == {self.A, self.B, self.C}
 
@@ -318,11 +315,11 @@ class TestHints:
         choice = chosen(hinted(self.A, "za"), hinted(self.B, "zb"), hinted(self.C, ready=False))
         assert addresses(choice.cluster) == {self.A}
 
-    def test_only_unready_endpoints_in_this_zone_all_are_used(self) -> None:  # row 30
+    def test_only_unready_endpoints_in_this_zone_all_are_used(self) -> None:
         choice = chosen(hinted(self.A, "za", ready=False), hinted(self.B, "zb"), hinted(self.C, "zb"))
         assert addresses(choice.cluster) == {self.B, self.C}
 
-    def test_of_one_endpoint_for_several_zones(self) -> None:  # row 32
+    def test_of_one_endpoint_for_several_zones(self) -> None:
         choice = chosen(hinted(self.A, "zb", "za"), hinted(self.B, "zb"), hinted(self.C, "za", "zc"))
         assert addresses(choice.cluster) == {self.A, self.C}
 
@@ -332,7 +329,7 @@ class TestHints:
     def test_an_empty_zone_name_matches_no_node_without_a_zone(self) -> None:
         assert addresses(chosen(hinted(self.A, ""), hinted(self.B, "zb"), zone="").cluster) == {self.A, self.B}
 
-    def test_never_change_the_local_list(self) -> None:  # row 31
+    def test_never_change_the_local_list(self) -> None:
         here = endpoint("10.244.1.1", zone_hints=("zb",))
         choice = chosen(here, hinted(self.A, "za"))
         assert (addresses(choice.cluster), addresses(choice.local)) == ({self.A}, {"10.244.1.1"})

@@ -1,7 +1,4 @@
-"""Where a Service takes UDP flows, which endpoints keep theirs, and what is stale.
-
-Row numbers: section 10 of the behaviour inventory.
-"""
+"""Where a Service takes UDP flows, which endpoints keep theirs, and what is stale."""
 
 from __future__ import annotations
 
@@ -47,8 +44,7 @@ def test_every_kind_of_frontend_is_a_place_with_the_endpoints() -> None:
     assert flows(dns(), HERE, THERE) == dict.fromkeys(everywhere, frozenset({A, B}))
 
 
-def test_tcp_and_sctp_are_not(  # row 42
-) -> None:
+def test_tcp_and_sctp_are_not() -> None:
     ports = (port(53, "dns", "udp"), port(53, "dns-tcp", "tcp"), port(53, "dns-sctp", "sctp"), port())
     assert set(flows(service("web", ports=ports), HERE)) == {own(VIP)}
 
@@ -86,7 +82,7 @@ def test_frontends_that_another_service_has_are_not_ours() -> None:
     ],
     ids=str,
 )
-def test_who_serves_keeps_flows_whether_new_ones_come_or_not(conditions: dict[str, bool], live: bool) -> None:  # row 41
+def test_who_serves_keeps_flows_whether_new_ones_come_or_not(conditions: dict[str, bool], live: bool) -> None:
     found = flows(service("web", ports=(port(53, "dns", "udp"),)), endpoint("10.244.1.2", **conditions), THERE)
     assert found == {own(VIP): frozenset({A, B} if live else {B})}
 
@@ -98,7 +94,7 @@ def test_traffic_policy_and_hints_do_not_matter() -> None:
     assert set(found.values()) == {frozenset({A, B})}
 
 
-def test_without_endpoints_the_places_are_there_all_the_same() -> None:  # row 44
+def test_without_endpoints_the_places_are_there_all_the_same() -> None:
     found = flows(dns())
     assert len(found) == 4
     assert set(found.values()) == {frozenset()}
@@ -122,7 +118,7 @@ def test_each_family_has_its_own() -> None:
         (A._replace(port=53), frozenset({A}), True),
     ],
 )
-def test_what_is_stale(answers: Backend, live: Live, stale: bool) -> None:  # rows 41, 43, 46
+def test_what_is_stale(answers: Backend, live: Live, stale: bool) -> None:
     assert is_stale("udp", Backend("10.96.0.1", 53), answers, live) is stale
 
 

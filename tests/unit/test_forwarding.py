@@ -1,6 +1,6 @@
 """Forwarding of one Service: the route, endpoints and sources of each of its frontends.
 
-Row numbers: section 10 of the behaviour inventory. What the kernel makes of a route is what the scenarios show.
+What the kernel makes of a route is what the scenarios show.
 """
 
 from itertools import product
@@ -86,12 +86,12 @@ class TestFrontends:
         ]
         assert sources(found)[Kind.LOAD_BALANCER] == ("10.0.0.0/8",)
 
-    def test_an_external_ip_that_is_a_node_address_is_an_external_ip(self) -> None:  # row 16
+    def test_an_external_ip_that_is_a_node_address_is_an_external_ip(self) -> None:
         found = only_port(service(external_ips=(NODE_IP[V4],)), A)
         assert found.frontends[1].key == FrontendKey(NODE_IP[V4], "tcp", 80)
         assert found.frontends[1].kind is Kind.EXTERNAL_IP
 
-    def test_protocols_with_one_name_and_number_are_apart(self) -> None:  # row 52
+    def test_protocols_with_one_name_and_number_are_apart(self) -> None:
         built = service(ports=(port(53, "dns", "udp", 30053), port(53, "dns", "tcp", 30053)))
         ports = (SlicePort("dns", "udp", 5353), SlicePort("dns", "tcp", 53))
         udp, tcp = forwarding(built, endpoint_slice("web", "10.244.1.2", ports=ports)).ports
@@ -99,7 +99,7 @@ class TestFrontends:
         assert (tcp.protocol, tcp.cluster) == ("tcp", (Backend("10.244.1.2", 53),))
         assert {f.key.protocol for f in udp.frontends} == {"udp"}
 
-    def test_a_port_that_no_slice_names_is_refused_and_the_others_serve(self) -> None:  # row 51
+    def test_a_port_that_no_slice_names_is_refused_and_the_others_serve(self) -> None:
         built = service(ports=(port(80, "http"), port(443, "https")))
         http, https = forwarding(built, endpoint_slice("web", A)).ports
         assert routes(http) == {Kind.CLUSTER_IP: Route.CLUSTER}
@@ -152,20 +152,20 @@ class TestRoutes:
         assert (inside, outside) == (expected[0], {expected[1]})
         assert set(found.cluster) == {Backend(e.address, 8080) for e in endpoints}
         assert set(found.local) == ({HERE} if here and (internal or external) else set())
-        assert found.no_local_internal is (internal and endpoints == (B,))  # row 33
+        assert found.no_local_internal is (internal and endpoints == (B,))
         assert found.no_local_external is (external and endpoints == (B,))
 
-    def test_without_endpoints_everything_is_refused(self) -> None:  # rows 1, 8
+    def test_without_endpoints_everything_is_refused(self) -> None:
         found = only_port(full())
         assert set(routes(found).values()) == {Route.REJECT}
         assert len(found.frontends) == 4
         assert (found.cluster, found.local, found.beside) == ((), (), ())
 
-    def test_without_slices_too(self) -> None:  # rows 8, 37
+    def test_without_slices_too(self) -> None:
         [found] = forwarding(full()).ports
         assert set(routes(found).values()) == {Route.REJECT}
 
-    def test_with_both_policies_local_and_no_endpoint_it_is_refused_and_not_counted(self) -> None:  # row 34
+    def test_with_both_policies_local_and_no_endpoint_it_is_refused_and_not_counted(self) -> None:
         found = only_port(full(internal_local=True, external_local=True))
         assert set(routes(found).values()) == {Route.REJECT}
         assert (found.no_local_internal, found.no_local_external) == (False, False)
@@ -195,7 +195,7 @@ class TestRoutes:
         assert (routes(found), found.cluster, found.local) == ({Kind.CLUSTER_IP: Route.LOCAL}, (), (HERE,))
         assert found.beside == (HERE,)
 
-    def test_an_endpoint_without_a_node_is_not_local(self) -> None:  # row 27
+    def test_an_endpoint_without_a_node_is_not_local(self) -> None:
         found = only_port(full(external_local=True), endpoint("10.244.1.2", None))
         assert routes(found)[Kind.NODE_PORT] is Route.EXTERNAL_NO_LOCAL
         assert found.beside == (HERE,)
@@ -205,24 +205,24 @@ class TestTerminating:
     T_HERE = endpoint("10.244.1.2", **SERVING_TERMINATING)
     T_THERE = endpoint("10.244.2.2", "node2", **SERVING_TERMINATING)
 
-    def test_local_pods_that_terminate_serve_the_outside_and_the_ready_remote_one_the_inside(self) -> None:  # row 4
+    def test_local_pods_that_terminate_serve_the_outside_and_the_ready_remote_one_the_inside(self) -> None:
         found = only_port(full(external_local=True), self.T_HERE, B)
         assert (found.cluster, found.local) == ((THERE,), (HERE,))
         assert routes(found)[Kind.LOAD_BALANCER] is Route.EXTERNAL_LOCAL
         assert routes(found)[Kind.CLUSTER_IP] is Route.CLUSTER
 
-    def test_the_last_pod_of_all_elsewhere_serves_the_inside_and_the_outside_is_dropped(self) -> None:  # row 5
+    def test_the_last_pod_of_all_elsewhere_serves_the_inside_and_the_outside_is_dropped(self) -> None:
         found = only_port(full(external_local=True), self.T_THERE)
         assert routes(found)[Kind.CLUSTER_IP] is Route.CLUSTER
         assert routes(found)[Kind.LOAD_BALANCER] is Route.EXTERNAL_NO_LOCAL
         assert found.cluster == (THERE,)
 
-    def test_pods_that_no_longer_serve_are_as_good_as_none(self) -> None:  # row 6
+    def test_pods_that_no_longer_serve_are_as_good_as_none(self) -> None:
         gone = endpoint("10.244.1.2", ready=False, serving=False, terminating=True)
         found = only_port(full(external_local=True, internal_local=True), gone)
         assert set(routes(found).values()) == {Route.REJECT}
 
-    def test_ready_pods_keep_terminating_ones_unused(self) -> None:  # row 7
+    def test_ready_pods_keep_terminating_ones_unused(self) -> None:
         found = only_port(full(), A, endpoint("10.244.1.3", **SERVING_TERMINATING))
         assert found.cluster == (HERE,)
 
@@ -231,7 +231,7 @@ class TestTerminating:
         assert (set(found.cluster), routes(found)[Kind.NODE_PORT]) == ({HERE, THERE}, Route.EXTERNAL)
 
 
-def test_hints_narrow_the_cluster_list_and_not_the_local_one() -> None:  # rows 31, 32
+def test_hints_narrow_the_cluster_list_and_not_the_local_one() -> None:
     here = endpoint("10.244.1.2", zone_hints=("zb",))
     there = endpoint("10.244.2.2", "node2", zone_hints=("za", "zc"))
     found = only_port(full(external_local=True), here, there)
@@ -239,14 +239,14 @@ def test_hints_narrow_the_cluster_list_and_not_the_local_one() -> None:  # rows 
     assert found.beside == (HERE,)
 
 
-def test_hints_for_the_other_zones_only_leave_all_endpoints() -> None:  # rows 28, 29
+def test_hints_for_the_other_zones_only_leave_all_endpoints() -> None:
     there = endpoint("10.244.2.2", "node2", zone_hints=("zb",))
     assert only_port(service(), there).cluster == (THERE,)
     assert set(only_port(service(), there, A).cluster) == {HERE, THERE}
 
 
 class TestSources:
-    def test_apply_to_load_balancer_addresses_only(self) -> None:  # rows 9, 11
+    def test_apply_to_load_balancer_addresses_only(self) -> None:
         found = only_port(full(source_ranges=("198.51.100.0/24",)), A)
         assert sources(found) == {
             Kind.CLUSTER_IP: None,
@@ -255,7 +255,7 @@ class TestSources:
             Kind.LOAD_BALANCER: ("198.51.100.0/24",),
         }
 
-    def test_hold_the_node_so_the_load_balancer_addresses_are_let_in(self) -> None:  # row 10
+    def test_hold_the_node_so_the_load_balancer_addresses_are_let_in(self) -> None:
         built = service(ingress_ips=(INGRESS, "203.0.113.11"), source_ranges=("192.0.2.0/24",))
         allowed = ("192.0.2.0/24", f"{INGRESS}/32", "203.0.113.11/32")
         assert [f.sources for f in only_port(built, A).frontends] == [None, allowed, allowed]
@@ -275,7 +275,7 @@ class TestSources:
         found = only_port(full(source_ranges=("192.0.2.0/24",)), A, on=settings(node_ip=""))
         assert sources(found)[Kind.LOAD_BALANCER] == ("192.0.2.0/24",)
 
-    def test_of_the_other_family_only_leave_it_open(self) -> None:  # row 12
+    def test_of_the_other_family_only_leave_it_open(self) -> None:
         assert sources(only_port(full(source_ranges=("2001:db8::/32",)), A))[Kind.LOAD_BALANCER] is None
 
     def test_that_cannot_be_read_close_it_even_for_the_node(self) -> None:

@@ -49,7 +49,7 @@ class TestNodePortAddresses:
             (("localhost",), [], []),  # loopback never takes node ports in nftables mode
             (("primary", "localhost"), ["192.0.2.11"], ["2001:db8:2::11"]),
             (("primary", "all"), ANY, ANY),
-            (("10.0.0.0/24",), ["10.0.0.11", "10.0.0.12"], ANY),  # row 22: a family that is not spoken of is open
+            (("10.0.0.0/24",), ["10.0.0.11", "10.0.0.12"], ANY),
             (("fd00::/8",), ANY, ["fd00:1::11"]),
             (("10.0.0.0/24", "fd00::/8"), ["10.0.0.11", "10.0.0.12"], ["fd00:1::11"]),
             (("10.0.0.11/32", "10.0.0.0/24", "10.0.0.11/32"), ["10.0.0.11", "10.0.0.12"], ANY),
