@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
+from pyroute2 import NFCTSocket
 
 from proxyd.kernel.libnftables import LibNftables
 from proxyd.model import EndpointSlice, Family, Service
@@ -62,6 +63,16 @@ def inside(host: Host, make: Callable[[], T]) -> T:
     return made[0]
 
 
+def forget_flows(host: Host) -> None:
+    """Has a host forget all connections: one that was tracked without rules would be let through untranslated again."""
+
+    def flush() -> None:
+        with NFCTSocket() as tracker:
+            tracker.flush()
+
+    inside(host, flush)
+
+
 class Rules:
     """The node's rules, written by proxyd's own parts in this process."""
 
@@ -74,6 +85,7 @@ class Rules:
     def serve(self, *objects: Service | EndpointSlice, **settings: Any) -> None:
         """Takes all rules away, and writes those for these objects; ``settings`` are fields of NodeSettings."""
         self.node.run("nft", "flush", "ruleset")
+        forget_flows(self.node)
         self._served = None
         self._store = store = build.store(*objects)
         store.take()
@@ -130,8 +142,9 @@ def rules(world: Topology) -> Iterator[Rules]:
 
 @pytest.fixture
 def node(world: Topology) -> Iterator[Topology]:
-    """The cluster, with a node that has no rules before and after."""
+    """The cluster, with a node that has no rules before and after, and knows of no connections."""
     world.node.run("nft", "flush", "ruleset")
+    forget_flows(world.node)
     yield world
     world.node.run("nft", "flush", "ruleset")
 
