@@ -9,14 +9,13 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
-from pyroute2 import NFCTSocket
 
 from proxyd.kernel.libnftables import LibNftables
 from proxyd.model import EndpointSlice, Family, Service
 from proxyd.sync.reconcile import Reconciler
 from tests import build
 from tests.cluster.manifests import manifest
-from tests.netns import why_not
+from tests.netns import forget_flows, why_not
 from tests.program import write
 from tests.topology import Host, Topology
 
@@ -63,16 +62,6 @@ def inside(host: Host, make: Callable[[], T]) -> T:
     return made[0]
 
 
-def forget_flows(host: Host) -> None:
-    """Has a host forget all connections: one that was tracked without rules would be let through untranslated again."""
-
-    def flush() -> None:
-        with NFCTSocket() as tracker:
-            tracker.flush()
-
-    inside(host, flush)
-
-
 class Rules:
     """The node's rules, written by proxyd's own parts in this process."""
 
@@ -85,7 +74,8 @@ class Rules:
     def serve(self, *objects: Service | EndpointSlice, **settings: Any) -> None:
         """Takes all rules away, and writes those for these objects; ``settings`` are fields of NodeSettings."""
         self.node.run("nft", "flush", "ruleset")
-        forget_flows(self.node)
+        # One that was tracked without rules would be let through untranslated again.
+        inside(self.node, forget_flows)
         self._served = None
         self._store = store = build.store(*objects)
         store.take()
@@ -144,7 +134,7 @@ def rules(world: Topology) -> Iterator[Rules]:
 def node(world: Topology) -> Iterator[Topology]:
     """The cluster, with a node that has no rules before and after, and knows of no connections."""
     world.node.run("nft", "flush", "ruleset")
-    forget_flows(world.node)
+    inside(world.node, forget_flows)
     yield world
     world.node.run("nft", "flush", "ruleset")
 
