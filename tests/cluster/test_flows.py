@@ -112,10 +112,6 @@ class Bench:
         """Sends until the answer is one of these; a flow that is not deleted lives on by that, as in life."""
         until(lambda: self.send(to, port, who) in by, f"{by} answers {to}")
 
-    def until_tcp(self, family: Family) -> None:
-        """Waits until the Service's TCP port is served."""
-        until(lambda: self.world.ask("client1", VIP[family], 80, timeout=SILENCE)[0].by != "refused", "TCP is served")
-
     def flows(self, family: Family) -> set[Flow]:
         return inside(self.world.node, lambda: list_flows(family))
 
@@ -329,8 +325,13 @@ class Held:
         return program.stdout
 
     def connect(self, to: Target) -> None:
-        self._said = self._start("client1", HOLD, to.address, str(to.port))
-        assert self._said.readline() == "connected\n"
+        """Connects, as soon as the Service is served."""
+
+        def connected() -> bool:
+            self._said = self._start("client1", HOLD, to.address, str(to.port))
+            return self._said.readline() == "connected\n"
+
+        until(connected, f"{to} is served")
 
     def send(self) -> str:
         """Sends a byte; gives what became of it."""
@@ -367,7 +368,6 @@ def test_a_connection_to_an_endpoint_in_no_slice_is_reset_if_asked_for(
 ) -> None:
     bench.put(*web(pod1=READY))
     bench.start("--feature-gates", "ResetGoneTCP=true")
-    bench.until_tcp(family)
     held.connect(Target(VIP[family], 80))
     assert held.send() == "echoed"
     bench.put_and_wait(family, *web(pod1=DEAD | {"terminating": True}, pod3=READY))
@@ -382,7 +382,6 @@ def test_a_connection_to_an_endpoint_in_no_slice_is_left_alone_otherwise(
 ) -> None:
     bench.start()
     bench.put(*web(pod1=READY))
-    bench.until_tcp(family)
     held.connect(Target(VIP[family], 80))
     bench.put(*web(pod3=READY))
     until(lambda: {each.by for each in bench.world.ask("client1", VIP[family], 80)} == {"refused"}, "the change is in")
