@@ -1,4 +1,4 @@
-"""The command line: ``proxyd [run] [flags]``, ``proxyd cleanup``; every user error becomes one message and a status."""
+"""The command line: ``proxyd [run]``, ``status``, ``cleanup``; every user error becomes one message and a status."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from proxyd.errors import CannotWorkHereError, UserError
 
 USAGE = 2
 FAILURE = 1
-COMMANDS = ("run", "cleanup")
+COMMANDS = ("run", "status", "cleanup")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -22,6 +22,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if command == "cleanup":
         return cleanup(arguments)
     try:
+        if command == "status":
+            return status(arguments)
         config = load(_run_parser().parse_args(arguments))
         logs.configure(config.logging_format, config.verbosity)
         return run(config)
@@ -61,10 +63,28 @@ def cleanup(arguments: Sequence[str]) -> int:
     return 0
 
 
+def status(arguments: Sequence[str]) -> int:
+    """Prints the report of the proxyd that runs in this network namespace; the status is 1 where it is not ready."""
+    parser = argparse.ArgumentParser(prog="proxyd status", description=status.__doc__, allow_abbrev=False)
+    parser.add_argument("-o", "--output", choices=("text", "json"), default="text", help="for people or for programs")
+    output = parser.parse_args(arguments).output
+    import msgspec  # noqa: PLC0415
+
+    from proxyd.serve.ask import ask  # noqa: PLC0415
+    from proxyd.serve.report import PATH, Report  # noqa: PLC0415
+    from proxyd.serve.report_text import report_text  # noqa: PLC0415
+
+    body = ask(PATH)
+    report = msgspec.json.decode(body, type=Report)
+    sys.stdout.write(body.decode() if output == "json" else report_text(report))
+    return 0 if report.ready else FAILURE
+
+
 def _run_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="proxyd",
-        description="A node proxy for Kubernetes. Commands: run (the default), cleanup (deletes all rules of proxyd).",
+        description="A node proxy for Kubernetes. Commands: run (the default), status (how the one that runs here stands), "
+        "cleanup (deletes all rules of proxyd).",
         allow_abbrev=False,
     )
     parser.add_argument("--version", action="version", version=f"proxyd {__version__}")

@@ -7,7 +7,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Protocol
 
 import structlog
@@ -20,12 +20,16 @@ from proxyd.kernel.conntrack import Conntrack
 from proxyd.kernel.libnftables import LibNftables
 from proxyd.kernel.lock import lock_namespace
 from proxyd.kernel.notifications import Notifications
+from proxyd.kernel.surroundings import read_surroundings
 from proxyd.kube.store import Store
 from proxyd.model import Family, Finding, Node, NodeSettings, Reason
 from proxyd.serve import app, http
-from proxyd.serve.health import is_ready
+from proxyd.serve.advice import advise
+from proxyd.serve.health import Moment, is_ready
 from proxyd.serve.metrics import Metrics, WatchState
+from proxyd.serve.report import SOCKET, Report, build_report
 from proxyd.serve.service_health import ServiceHealth
+from proxyd.startup import announce, identity, policy_of
 from proxyd.sync.cleaner import FlowCleaner
 from proxyd.sync.loop import SyncLoop, Timing
 from proxyd.sync.reconcile import Reconciler
@@ -69,22 +73,6 @@ class NodeFacts:
         if stale and needs_local_addresses(self._policy, node):
             self.read()
         return node_settings(family, self._policy, node, self._addresses)
-
-
-def policy_of(config: Config) -> NodePolicy:
-    """The part of the configuration that decisions need."""
-    return NodePolicy(
-        node_name=config.hostname_override or host.hostname(),
-        detect_local_mode=config.detect_local_mode,
-        cluster_cidrs=config.cluster_cidrs,
-        bridge_interface=config.bridge_interface,
-        interface_name_prefix=config.interface_name_prefix,
-        node_port_addresses=config.node_port_addresses,
-        bind_address=config.bind_address,
-        masquerade_all=config.masquerade_all,
-        masquerade_mark=config.masquerade_mark,
-        reset_gone_tcp=config.reset_gone_tcp,
-    )
 
 
 def sources(config: Config, store: Store, node_name: str) -> tuple[list[Source], Mapping[str, Watched]]:
@@ -141,6 +129,8 @@ class Daemon:
         self._store = store = Store()
         self._sources, self._watches = sources(config, store, policy.node_name)
         self._ended = threading.Event()
+        # Set when every family has had its first pass, and at the end: what can wait begins then.
+        self._settled = threading.Event()
         self._exit_status = 0
         self._loop: SyncLoop
         self._metrics = Metrics(self._families, __version__, self._status, store, self._watch_states)
@@ -164,7 +154,8 @@ class Daemon:
         self._notifications = Notifications(lambda: self._nft.port, self._loop.drifted)
         self._server = http.Server()
         self._syncing = threading.Thread(target=self._loop.run, name="sync")
-        _report(config, policy, self._nft.version, self._families)
+        self._identity = identity(config, policy, self._nft.version, self._families)
+        announce(self._identity, config)
 
     def start(self) -> None:
         """Starts everything. Raises ``UserError`` where a source cannot be read at all."""
@@ -180,9 +171,13 @@ class Daemon:
         """Asks for the end; the highest status asked for becomes the exit status. For signal handlers and any thread."""
         self._exit_status = max(self._exit_status, status)
         self._ended.set()
+        self._settled.set()
 
     def wait(self) -> int:
         """Waits until the end is asked for, ends everything and gives the exit status. All rules stay."""
+        self._settled.wait()
+        if not self._ended.is_set():
+            self._look_around()
         self._ended.wait()
         log.info("stopping; all rules stay")
         self._loop.stop()
@@ -218,7 +213,24 @@ class Daemon:
                 self._metrics, self._status, self._waiting_since, config.sync_period, self._watch_states
             )
             self._server.add_listener(*config.healthz_address, routes, give_up)
+        self._server.add_local_listener(SOCKET, app.local_routes(self._report))
         self._loop.subscribe(ServiceHealth(self._server, self._is_ready).update)
+        self._loop.subscribe(self._passed)
+
+    def _report(self, now: Moment) -> Report:
+        watches, waiting = self._watch_states(), self._waiting_since()
+        return build_report(
+            self._identity, self._status(), watches, read_surroundings(), now, self._config.sync_period, waiting
+        )
+
+    def _passed(self, status: Status) -> None:
+        if all(each.last_pass for each in status.families):
+            self._settled.set()
+
+    def _look_around(self) -> None:
+        """Says what may interfere with Service traffic on this node, once the rules are there: it may take a while."""
+        for line in advise(read_surroundings(), self._families):
+            log.warning("found on this node", what=line)
 
     def _cannot_listen(self, problem: str) -> None:
         log.error("cannot listen, and bindAddressHardFail is set", problem=problem)
@@ -246,26 +258,3 @@ class Progress:
         elif now - self._told >= 2 and done < of:
             self._told = now
             log.info("writing rules", ip_family=family, services=done, of=of)
-
-
-def _report(config: Config, policy: NodePolicy, nft_version: str, families: Sequence[Family]) -> None:
-    """The start-up line: what was found on this node, and what of it decides."""
-    liberal = host.tcp_be_liberal()
-    log.info(
-        "proxyd starts",
-        version=__version__,
-        mode=config.mode,
-        node=policy.node_name,
-        source=f"manifests in {config.manifests}" if config.manifests else config.kubeconfig or "in-cluster",
-        kernel=host.kernel_release(),
-        nftables=nft_version,
-        ip_families=",".join(families),
-        nf_conntrack_tcp_be_liberal="not loaded" if liberal is None else int(liberal),
-        detect_local_mode=policy.detect_local_mode,
-        pod_networks=",".join(policy.cluster_cidrs.values()) or policy.bridge_interface or policy.interface_name_prefix,
-        node_port_addresses=",".join(policy.node_port_addresses) or "all",
-    )
-    for warning in config.warnings:
-        log.warning(warning)
-    if config.unused:
-        log.warning("configuration fields that are not acted on yet", fields=", ".join(config.unused))

@@ -6,9 +6,12 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import msgspec
+
 from proxyd.serve import health, readiness
 from proxyd.serve.http import Request, Response, Routes
 from proxyd.serve.metrics import CONTENT_TYPE, Metrics, WatchState
+from proxyd.serve.report import PATH, Report
 from proxyd.sync.status import Status
 
 
@@ -32,6 +35,16 @@ def metrics_routes(metrics: Metrics, mode: str, config: Mapping[str, Any]) -> Ro
         return Response(content_type="application/json", body=configz)
 
     return {"/metrics": scrape, "/healthz": ok, "/proxyMode": proxy_mode, "/configz": configuration}
+
+
+def local_routes(build: Callable[[health.Moment], Report]) -> Routes:
+    """Routes of the local socket: what ``proxyd`` commands ask the running one."""
+
+    def report(_request: Request) -> Response:
+        body = msgspec.json.format(msgspec.json.encode(build(health.Moment.now())), indent=2)
+        return Response(content_type="application/json", body=body + b"\n")
+
+    return {PATH: report}
 
 
 def health_routes(

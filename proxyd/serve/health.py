@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 from proxyd.model import TO_BE_DELETED_TAINT, Family, Node
 from proxyd.serve.http import Handler, Request, Response
@@ -26,6 +26,11 @@ class Moment(NamedTuple):
 
     monotonic: float
     unix: float
+
+    @classmethod
+    def now(cls) -> Self:
+        """This instant."""
+        return cls(time.monotonic(), time.time())
 
 
 class FamilyHealth(NamedTuple):
@@ -174,8 +179,7 @@ def handler(
     """A route for ``healthz``, ``livez`` or the like; ``count`` is told the status code of each answer."""
 
     def handle(_request: Request) -> Response:
-        now = Moment(time.monotonic(), time.time())
-        response = answer(status(), now, sync_period, waiting_since())
+        response = answer(status(), Moment.now(), sync_period, waiting_since())
         count(response.status)
         return response
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import email.utils
+import functools
 import socket
 import threading
 from collections.abc import Callable, Mapping
@@ -17,6 +18,8 @@ from typing import NamedTuple, cast
 
 import h11
 import structlog
+
+from proxyd.serve import sockets
 
 log = structlog.get_logger("proxyd.serve")
 
@@ -31,7 +34,6 @@ IDLE_SECONDS = 90.0
 LINGER_SECONDS = 1.0
 MAX_CONNECTIONS = 512
 MAX_HEAD_BYTES = 16 * 1024
-BACKLOG = 128
 
 
 class Request(NamedTuple):
@@ -61,12 +63,14 @@ class Listener:
     ``listening`` is set once the socket is open; ``address`` then tells host and port (the real one where 0 was asked).
     """
 
-    def __init__(self, host: str, port: int, routes: Routes, hard_fail: Callable[[str], None] | None) -> None:
-        self.host = host
-        self.port = port
+    def __init__(
+        self, name: str, bind: Callable[[], socket.socket], routes: Routes, hard_fail: Callable[[str], None] | None
+    ) -> None:
+        self.name = name
         self.listening = threading.Event()
         self.address: tuple[str, int] | None = None
         # Below: the event loop's own.
+        self.bind = bind
         self.routes = routes
         self.hard_fail = hard_fail
         self.failed = False
@@ -75,7 +79,7 @@ class Listener:
         self.server: asyncio.Server | None = None
 
     def __str__(self) -> str:
-        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+        return self.name
 
 
 class Server:
@@ -120,7 +124,17 @@ class Server:
         An address that cannot be had is tried again for as long as it takes. With ``hard_fail``, that is called instead
         (on the server's thread, with what went wrong) and the listener given up.
         """
-        listener = Listener(host, port, routes, hard_fail)
+        name = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        listener = Listener(name, functools.partial(sockets.bind_tcp, host, port), routes, hard_fail)
+        self._call(self._add, listener)
+        return listener
+
+    def add_local_listener(self, name: str, routes: Routes) -> Listener:
+        """Begins to listen on an abstract Unix socket, for root and for the user of this process.
+
+        Such a name belongs to the network namespace, as rules do, and leaves no file behind.
+        """
+        listener = Listener(f"@{name}", functools.partial(sockets.bind_local, name), routes, None)
         self._call(self._add, listener)
         return listener
 
@@ -152,7 +166,7 @@ class Server:
     async def _listen(self, listener: Listener) -> None:
         while True:
             try:
-                sock = _bind(listener.host, listener.port)
+                sock = listener.bind()
                 break
             except OSError as error:
                 if listener.hard_fail is not None:
@@ -165,9 +179,10 @@ class Server:
             await asyncio.sleep(self._retry_seconds)
         # Between bind and here nothing else has run, so ``_close`` finds either a task or a server to end.
         listener.server = await asyncio.get_running_loop().create_server(
-            lambda: _Connection(self, listener), sock=sock, backlog=BACKLOG, start_serving=False
+            lambda: _Connection(self, listener), sock=sock, backlog=sockets.BACKLOG, start_serving=False
         )
-        listener.address = sock.getsockname()[:2]
+        if sock.family != socket.AF_UNIX:
+            listener.address = sock.getsockname()[:2]
         listener.listening.set()
         log.info("listening", address=str(listener), after_failure=listener.failed)
         await listener.server.start_serving()
@@ -222,7 +237,7 @@ class _Connection(asyncio.Protocol):
         self._transport.set_write_buffer_limits(0)
         self._loop = asyncio.get_running_loop()
         self._timer = self._loop.call_later(self._server.idle_seconds, self.abort)
-        if not self._server.opened(self):
+        if not sockets.may_ask(self._transport.get_extra_info("socket")) or not self._server.opened(self):
             self.abort()
 
     def connection_lost(self, _exc: Exception | None) -> None:
@@ -347,20 +362,3 @@ class _Connection(asyncio.Protocol):
         self._transport.write_eof()
         self._transport.resume_reading()
         self._restart_timer(LINGER_SECONDS)
-
-
-def _bind(host: str, port: int) -> socket.socket:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    sock = socket.socket(family, socket.SOCK_STREAM)
-    try:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if family == socket.AF_INET6:
-            sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, host != "::")
-        sock.bind((host, port))
-        # Here and not in the event loop: with SO_REUSEADDR, only this finds out that somebody else listens.
-        sock.listen(BACKLOG)
-    except BaseException:
-        sock.close()
-        raise
-    sock.setblocking(False)
-    return sock

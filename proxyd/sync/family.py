@@ -37,6 +37,8 @@ class FamilySync:
         self._sync_period = sync_period
         self._longest = min(RETRY_LONGEST, sync_period)
         self._delay = 0.0
+        self._failure = ""
+        self._failure_time: float | None = None
         self._dirty: set[ServiceKey] = set()
         self._triggers: list[float] = []
         self._since: float | None = None
@@ -106,22 +108,20 @@ class FamilySync:
             log.exception("a pass failed", ip_family=reconciler.family)
             reconciler.forget()
             error = f"internal error: {unforeseen!r}"
-        seconds = time.monotonic() - started
-        if error:
-            self._failed(error)
-        else:
-            self._succeeded(seconds)
-        self._observer.pass_done(
-            PassResult(
-                family=reconciler.family,
-                full=full or bool(reconciler.refusals),
-                seconds=seconds,
-                services=len(dirty),
-                operations=reconciler.operations,
-                error=error,
-                refusals=reconciler.refusals,
-            )
+        result = PassResult(
+            family=reconciler.family,
+            full=full or bool(reconciler.refusals),
+            seconds=time.monotonic() - started,
+            services=len(dirty),
+            operations=reconciler.operations,
+            error=error,
+            refusals=reconciler.refusals,
         )
+        if error:
+            self._failed(result)
+        else:
+            self._succeeded(result)
+        self._observer.pass_done(result)
 
     def cleanup(self) -> None:
         """Deletes from the kernel what nothing uses any more; a failure is counted and leaves it owed."""
@@ -140,13 +140,14 @@ class FamilySync:
         self._observer.cleanup_failed(self.reconciler.family)
         log.warning("unused objects not deleted", ip_family=self.reconciler.family, error=error)
 
-    def _failed(self, error: str) -> None:
+    def _failed(self, result: PassResult) -> None:
         self._delay = min(max(RETRY_FIRST, self._delay * 2), self._longest)
         self.retry_at = time.monotonic() + self._delay
-        self.status = self._status(self.status.last_success, self.status.last_success_time, error)
-        log.error("rules not written", ip_family=self.status.family, error=error, retry_in_seconds=self._delay)
+        self._failure, self._failure_time = result.error, time.time()
+        self.status = self._status(self.status.last_success, self.status.last_success_time, result)
+        log.error("rules not written", ip_family=self.status.family, error=result.error, retry_in_seconds=self._delay)
 
-    def _succeeded(self, seconds: float) -> None:
+    def _succeeded(self, result: PassResult) -> None:
         now = time.time()
         for trigger in self._triggers:
             self._observer.programmed(self.reconciler.family, max(0.0, now - trigger))
@@ -161,28 +162,31 @@ class FamilySync:
             self._observer.repaired(self.reconciler.family, self._drifts)
             self._drifts = 0
         self._since, self.retry_at, self._delay = None, None, 0.0
-        before, self.status = self.status, self._status(time.monotonic(), now, "")
+        before, self.status = self.status, self._status(time.monotonic(), now, result)
         if before.last_error or before.last_success is None or self.reconciler.refusals:
             log.info(
                 "rules written",
                 ip_family=self.status.family,
                 services=self.status.services,
                 endpoints=self.status.endpoints,
-                seconds=round(seconds, 3),
+                seconds=round(result.seconds, 3),
             )
 
-    def _status(self, last_success: float | None, last_success_time: float | None, error: str) -> FamilyStatus:
+    def _status(self, last_success: float | None, last_success_time: float | None, last: PassResult) -> FamilyStatus:
         tally = self.reconciler.tally
         return FamilyStatus(
             family=self.reconciler.family,
             last_success=last_success,
             last_success_time=last_success_time,
             owed_since=self._since,
-            last_error=error,
+            last_error=last.error,
+            last_pass=last,
+            last_failure=self._failure,
+            last_failure_time=self._failure_time,
             services=tally.services,
             endpoints=tally.total.endpoints,
             no_local_internal=tally.total.no_local_internal,
             no_local_external=tally.total.no_local_external,
             health_checks=tally.health_checks,
-            node_port_addresses=settings.node_port_addresses if (settings := self.reconciler.settings) else (),
+            settings=self.reconciler.settings,
         )

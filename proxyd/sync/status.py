@@ -7,7 +7,7 @@ from typing import Protocol
 import msgspec
 
 from proxyd.desired.forwarding import HealthCheck
-from proxyd.model import Family, Finding, Node
+from proxyd.model import Family, Finding, Node, NodeSettings
 
 
 class PassResult(msgspec.Struct, frozen=True):
@@ -26,10 +26,12 @@ class PassResult(msgspec.Struct, frozen=True):
 
 
 class FamilyStatus(msgspec.Struct, frozen=True):
-    """How one family stands. Times are monotonic seconds, except ``last_success_time`` (Unix seconds).
+    """How one family stands. Times are monotonic seconds, except ``..._time`` (Unix seconds).
 
     ``last_success`` is None before the first complete write; ``owed_since`` is the time of the oldest change that is
-    not in the kernel yet, None where nothing is owed. ``node_port_addresses`` is None where every address takes them.
+    not in the kernel yet, None where nothing is owed. ``last_error`` is that of the last pass ("": it succeeded),
+    ``last_failure`` that of the last pass that failed. ``settings`` are those that the rules were made with, None
+    before there were any.
     """
 
     family: Family
@@ -42,7 +44,15 @@ class FamilyStatus(msgspec.Struct, frozen=True):
     no_local_internal: int = 0
     no_local_external: int = 0
     health_checks: tuple[HealthCheck, ...] = ()
-    node_port_addresses: tuple[str, ...] | None = ()
+    settings: NodeSettings | None = None
+    last_pass: PassResult | None = None
+    last_failure: str = ""
+    last_failure_time: float | None = None
+
+    @property
+    def node_port_addresses(self) -> tuple[str, ...] | None:
+        """The addresses that node ports are taken on, None where all are."""
+        return self.settings.node_port_addresses if self.settings else ()
 
 
 class Status(msgspec.Struct, frozen=True):

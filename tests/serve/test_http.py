@@ -339,11 +339,12 @@ class TestListeners:
     def test_hard_fail(self, server: Server) -> None:
         failures: queue.Queue[str] = queue.Queue()
         with socket.create_server(("127.0.0.1", 0)) as taken:
-            listener = server.add_listener("127.0.0.1", taken.getsockname()[1], HELLO, failures.put)
+            port = taken.getsockname()[1]
+            listener = server.add_listener("127.0.0.1", port, HELLO, failures.put)
             message = failures.get(timeout=PATIENCE)
         assert message.startswith(f"cannot listen on {listener}: ")
         # Given up, not tried again: the next listener gets the port.
-        assert get(listen(server, port=listener.port)) == (200, b"hello")
+        assert get(listen(server, port=port)) == (200, b"hello")
         assert not listener.listening.is_set()
 
     def test_removal_closes_the_port_and_its_connections(self, server: Server) -> None:
@@ -381,11 +382,12 @@ class TestListeners:
 
     def test_removed_while_it_is_being_retried(self, server: Server) -> None:
         taken = socket.create_server(("127.0.0.1", 0))
-        given_up = server.add_listener("127.0.0.1", taken.getsockname()[1], HELLO)
+        port = taken.getsockname()[1]
+        given_up = server.add_listener("127.0.0.1", port, HELLO)
         wait_until(lambda: given_up.failed)
         server.remove_listener(given_up)
         taken.close()
-        listener = listen(server, port=given_up.port)
+        listener = listen(server, port=port)
         assert get(listener) == (200, b"hello")
         assert not given_up.listening.is_set()
 

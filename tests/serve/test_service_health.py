@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from proxyd.desired.forwarding import HealthCheck
-from proxyd.model import Family, ServiceKey
+from proxyd.model import Family, NodeSettings, ServiceKey
 from proxyd.serve.http import Server
 from proxyd.serve.service_health import Check, ServiceHealth, answer, checks_of
 from proxyd.sync.status import FamilyStatus, Status
@@ -22,7 +22,8 @@ WEB, API = key("web"), key("api")
 
 
 def status(*checks: HealthCheck, family: Family = V4, hosts: tuple[str, ...] | None = ("127.0.0.1",)) -> Status:
-    return Status("nftables", (FamilyStatus(family, health_checks=checks, node_port_addresses=hosts),))
+    settings = NodeSettings(family, "n1", node_port_addresses=hosts)
+    return Status("nftables", (FamilyStatus(family, health_checks=checks, settings=settings),))
 
 
 def free_port() -> int:

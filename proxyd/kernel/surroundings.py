@@ -1,0 +1,114 @@
+"""What else is on this node that Service traffic meets: tables of others, and settings and limits of the kernel."""
+
+from __future__ import annotations
+
+import struct
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+
+from proxyd.kernel import nfnetlink
+from proxyd.nft.layout import TABLE
+
+_FAMILIES = {1: "inet", 2: "ip", 3: "arp", 5: "netdev", 7: "bridge", 10: "ip6"}
+_HOOKS = {0: "prerouting", 1: "input", 2: "forward", 3: "output", 4: "postrouting"}
+# Families with these hooks.
+_ROUTED = (1, 2, 10)
+_SYSCTLS = (
+    "net/ipv4/ip_forward",
+    "net/ipv6/conf/all/forwarding",
+    "net/ipv4/conf/all/rp_filter",
+    "net/ipv4/conf/default/rp_filter",
+    "net/bridge/bridge-nf-call-iptables",
+    "net/bridge/bridge-nf-call-ip6tables",
+    "net/netfilter/nf_conntrack_max",
+    "net/netfilter/nf_conntrack_count",
+    "net/netfilter/nf_conntrack_tcp_be_liberal",
+)
+# Tables that iptables has with its legacy backend, one a line; readable for root only.
+_LEGACY = {"iptables": "net/ip_tables_names", "ip6tables": "net/ip6_tables_names"}
+
+
+class BaseChain(msgspec.Struct, frozen=True):
+    """A chain of somebody else that packets enter from the kernel; ``drops``: its policy is drop."""
+
+    table: str
+    name: str
+    kind: str
+    hook: str
+    priority: int
+    drops: bool
+
+    def __str__(self) -> str:
+        return f"chain {self.name} of table {self.table}"
+
+
+class Surroundings(msgspec.Struct, frozen=True):
+    """What was found. Tables are named with their family ("inet firewalld"), sysctls by their path under /proc/sys.
+
+    ``chains`` and ``sets`` count those of each foreign table; a sysctl that is not there is missing. ``legacy`` has the
+    tables that the legacy backend of iptables and ip6tables has loaded. ``unknown`` says what could not be read.
+    """
+
+    tables: tuple[str, ...] = ()
+    chains: Mapping[str, int] = {}
+    sets: Mapping[str, int] = {}
+    base_chains: tuple[BaseChain, ...] = ()
+    sysctls: Mapping[str, str] = {}
+    legacy: Mapping[str, tuple[str, ...]] = {}
+    unknown: tuple[str, ...] = ()
+
+    def number(self, path: str) -> int | None:
+        """A sysctl as a number, None where it is not there or is no number."""
+        value = self.sysctls.get(path, "")
+        return int(value) if value.isascii() and value.isdigit() else None
+
+
+def read_surroundings(proc: Path = Path("/proc")) -> Surroundings:
+    """Looks around in this network namespace; never raises, what cannot be read is said in ``unknown``."""
+    sysctls = {path: value for path in _SYSCTLS if (value := _read(proc / "sys" / path)) is not None}
+    legacy = {tool: tuple(names.split()) for tool, path in _LEGACY.items() if (names := _read(proc / path))}
+    try:
+        tables = _foreign(nfnetlink.GET_TABLE, name=1)
+        chains = _foreign(nfnetlink.GET_CHAIN, name=3)
+        sets = _foreign(nfnetlink.GET_SET, name=2)
+    except OSError as error:
+        return Surroundings(sysctls=sysctls, legacy=legacy, unknown=(f"nftables of others: {error.strerror}",))
+    return Surroundings(
+        tables=tuple(sorted(table for table, _, _, _ in tables)),
+        chains=Counter(table for table, _, _, _ in chains),
+        sets=Counter(table for table, _, _, _ in sets),
+        base_chains=tuple(base for each in chains if (base := _base_chain(*each)) is not None),
+        sysctls=sysctls,
+        legacy=legacy,
+    )
+
+
+def _foreign(message: int, name: int) -> list[tuple[str, str, int, nfnetlink.Attributes]]:
+    """Objects outside our tables: table with its family, name, family number, attributes. Attribute 1 is the table."""
+    found = []
+    for family, attributes in nfnetlink.dump(message):
+        table = nfnetlink.text(attributes.get(1, b""))
+        if table != TABLE and family in _FAMILIES:
+            where = f"{_FAMILIES[family]} {table}"
+            found.append((where, nfnetlink.text(attributes.get(name, b"")), family, attributes))
+    return found
+
+
+def _base_chain(table: str, name: str, family: int, attributes: nfnetlink.Attributes) -> BaseChain | None:
+    if 4 not in attributes or family not in _ROUTED:
+        return None
+    hook = nfnetlink.attributes(attributes[4])
+    number, priority = struct.unpack(">I", hook[1])[0], struct.unpack(">i", hook[2])[0]
+    drops = attributes.get(5) == struct.pack(">I", 0)
+    kind = nfnetlink.text(attributes.get(7, b""))
+    return BaseChain(table, name, kind, _HOOKS.get(number, str(number)), priority, drops)
+
+
+def _read(path: Path) -> str | None:
+    try:
+        return path.read_text(encoding="utf-8").strip()
+    except (OSError, ValueError):
+        return None

@@ -1,0 +1,45 @@
+"""Asks the proxyd that runs in this network namespace, over its local socket."""
+
+from __future__ import annotations
+
+import http.client
+import socket
+
+from proxyd.errors import CannotWorkHereError
+from proxyd.serve.report import SOCKET
+
+TIMEOUT = 10.0
+
+
+class NotRunningError(CannotWorkHereError):
+    """There is no proxyd in this network namespace that answers us."""
+
+
+class _LocalConnection(http.client.HTTPConnection):
+    """HTTP over an abstract Unix socket."""
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.sock.settimeout(self.timeout)
+        self.sock.connect(f"\0{SOCKET}")
+
+
+def ask(path: str) -> bytes:
+    """The body of the answer to a path. Raises ``NotRunningError`` where nobody answers as expected."""
+    connection = _LocalConnection("localhost", timeout=TIMEOUT)
+    try:
+        connection.request("GET", path)
+        response = connection.getresponse()
+        body = response.read()
+    except ConnectionRefusedError as error:
+        raise NotRunningError("no proxyd runs in this network namespace") from error
+    except (OSError, http.client.HTTPException) as error:
+        # It also hangs up on users that it does not answer.
+        raise NotRunningError(
+            f"the proxyd of this network namespace does not answer ({error}); are you root?"
+        ) from error
+    finally:
+        connection.close()
+    if response.status != http.client.OK:
+        raise NotRunningError(f"the proxyd of this network namespace answers {response.status} to {path}")
+    return body

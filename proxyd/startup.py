@@ -1,0 +1,88 @@
+"""What was found when the process started, and why: for the start-up line, for decisions and for the node report."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import structlog
+
+from proxyd import __version__
+from proxyd.config import Config
+from proxyd.desired.settings import NodePolicy
+from proxyd.kernel import host
+from proxyd.model import Family
+from proxyd.serve.health import Moment, timestamp
+from proxyd.serve.report import Detected, Identity
+
+log = structlog.get_logger("proxyd")
+
+
+def policy_of(config: Config) -> NodePolicy:
+    """The part of the configuration that decisions need."""
+    return NodePolicy(
+        node_name=config.hostname_override or host.hostname(),
+        detect_local_mode=config.detect_local_mode,
+        cluster_cidrs=config.cluster_cidrs,
+        bridge_interface=config.bridge_interface,
+        interface_name_prefix=config.interface_name_prefix,
+        node_port_addresses=config.node_port_addresses,
+        bind_address=config.bind_address,
+        masquerade_all=config.masquerade_all,
+        masquerade_mark=config.masquerade_mark,
+        reset_gone_tcp=config.reset_gone_tcp,
+    )
+
+
+def identity(config: Config, policy: NodePolicy, nft_version: str, families: Sequence[Family]) -> Identity:
+    """Who we are and what was found. ``nft_version`` is that of libnftables; ``families`` those of this kernel."""
+    return Identity(
+        version=__version__,
+        mode=config.mode,
+        node=policy.node_name,
+        started=timestamp(Moment.now().unix),
+        kernel=host.kernel_release(),
+        nftables=nft_version,
+        detected=tuple(_detected(config, policy, families)),
+    )
+
+
+def announce(me: Identity, config: Config) -> None:
+    """The start-up line, and what is odd about the configuration."""
+    found = {each.name.replace(" ", "_"): each.value for each in me.detected}
+    log.info(
+        "proxyd starts",
+        version=me.version,
+        mode=me.mode,
+        node=me.node,
+        kernel=me.kernel,
+        nftables=me.nftables,
+        **found,
+    )
+    for warning in config.warnings:
+        log.warning(warning)
+    if config.unused:
+        log.warning("configuration fields that are not acted on yet", fields=", ".join(config.unused))
+
+
+def _detected(config: Config, policy: NodePolicy, families: Sequence[Family]) -> Iterator[Detected]:
+    yield Detected("node name", policy.node_name, "hostnameOverride" if config.hostname_override else "host name")
+    yield _source(config)
+    without_ipv6 = "" if len(families) > 1 else "; the kernel has no IPv6"
+    yield Detected("ip families", ",".join(families), f"/proc/net/if_inet6{without_ipv6}")
+    pods = ",".join(policy.cluster_cidrs.values()) or policy.bridge_interface or policy.interface_name_prefix
+    yield Detected("detect local mode", policy.detect_local_mode, "detectLocalMode")
+    yield Detected("pod networks", pods, "clusterCIDR, detectLocal or the Node")
+    yield Detected("node port addresses", ",".join(policy.node_port_addresses) or "all", "nodePortAddresses")
+    liberal = host.tcp_be_liberal()
+    value = "not loaded" if liberal is None else str(int(liberal))
+    yield Detected("nf_conntrack_tcp_be_liberal", value, "sysctl, as read at start")
+
+
+def _source(config: Config) -> Detected:
+    if config.manifests is not None:
+        return Detected("source", f"manifests in {config.manifests}", "--manifests")
+    if config.kubeconfig:
+        return Detected("source", config.kubeconfig, "clientConnection.kubeconfig")
+    if config.master:
+        return Detected("source", config.master, "--master")
+    return Detected("source", "in-cluster", "neither a kubeconfig nor --master")
