@@ -13,47 +13,28 @@ import select
 import socket
 import struct
 import threading
-from collections import Counter
-from collections.abc import Callable, Iterator
-from typing import NamedTuple
+import time
+from collections.abc import Callable
 
 import structlog
 
+from proxyd.kernel.notices import notices
 from proxyd.model import FAMILIES, Family
-from proxyd.nft.layout import TABLE
+from proxyd.nft.drift import Drift, Edits
 
 log = structlog.get_logger("proxyd.kernel")
 
 NETLINK_NETFILTER = 12
 _GROUP_NFTABLES = 7
-_SUBSYSTEM_NFTABLES = 10
-# Message numbers of nf_tables: what was made; what was deleted has the number two above.
-_KINDS = {0: "table", 3: "chain", 6: "rule", 9: "set", 12: "element", 18: "object", 22: "flowtable"}
-_NEW_GENERATION = 15
-_FAMILIES = {2: Family.IPV4, 10: Family.IPV6}
-_HEADER = struct.Struct("=IHHII")
-_ATTRIBUTE = struct.Struct("=HH")
-# Attribute 1 of every message is the table; this one says which chain or set it is about.
-_NAME_ATTRIBUTE = {"chain": 3, "rule": 2, "set": 2, "element": 2}
 _RECEIVE = 1 << 18
 _SO_ATTACH_FILTER = 26
-_SHOWN = 5
-
-
-class Drift(NamedTuple):
-    """A change to our table of one family that was not ours. ``what`` is for people."""
-
-    family: Family
-    what: str
-
-
-class _Notice(NamedTuple):
-    """One message: its author, and what it says about our table ("" where it is about something else)."""
-
-    author: int
-    ends: bool
-    family: Family | None = None
-    what: str = ""
+_SO_RCVBUFFORCE = 33
+# Bytes that may wait to be read: some ten thousand elements in one transaction, ours or (more often) somebody else's.
+_BUFFER = 4 << 20
+# Reading may take this share of one core; who edits faster than that is told as lost notifications.
+SHARE = 0.25
+# The reader rests once it owes this much (seconds), so that a single edit is told at once.
+_REST = 0.02
 
 
 class Notifications:
@@ -64,9 +45,10 @@ class Notifications:
         self._own_port = own_port
         self._drifted = drifted
         self._socket = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, NETLINK_NETFILTER)
+        self._socket.setsockopt(socket.SOL_SOCKET, _SO_RCVBUFFORCE, _BUFFER)
         _ignore_author(self._socket, own_port())
         self._socket.bind((0, 1 << (_GROUP_NFTABLES - 1)))
-        self._seen: Counter[tuple[Family, str]] = Counter()
+        self._edits: dict[Family, Edits] = {}
         self._stopped, self._stop = os.pipe()
         self._thread = threading.Thread(target=self._run, name="notifications", daemon=True)
 
@@ -82,92 +64,54 @@ class Notifications:
 
     def _run(self) -> None:
         lost = False
-        while True:
+        owed = 0.0
+        while not self._stopping(owed if owed >= _REST else 0):
+            owed = 0.0 if owed >= _REST else owed
             ready, _, _ = select.select([self._socket.fileno(), self._stopped], [], [], 0 if lost else None)
-            if self._stopped in ready:
-                return
+            started = time.thread_time()
             if not ready:
                 # All that was left is read; before that, the kernel drops what comes without saying so again.
                 lost = False
                 self._tell_lost()
-                continue
-            try:
-                data = self._socket.recv(_RECEIVE)
-            except OSError as error:
-                if error.errno != errno.ENOBUFS:
-                    log.exception("kernel notifications ended")
-                    return
-                lost = True
-            else:
-                if not lost:
-                    self._take(data)
+            elif self._stopped not in ready:
+                try:
+                    data = self._socket.recv(_RECEIVE)
+                except OSError as error:
+                    if error.errno != errno.ENOBUFS:
+                        log.exception("kernel notifications ended")
+                        return
+                    lost = True
+                else:
+                    if not lost:
+                        self._take(data)
+            owed += (time.thread_time() - started) * (1 / SHARE - 1)
+
+    def _stopping(self, rest: float) -> bool:
+        """Waits for some seconds; gives whether the end is asked for."""
+        return bool(select.select([self._stopped], [], [], rest)[0])
 
     def _tell_lost(self) -> None:
         """More came than the socket holds: anything may have changed."""
-        self._seen.clear()
+        self._edits.clear()
         for family in FAMILIES:
-            self._drifted(Drift(family, "notifications were lost"))
+            self._drifted(Drift(family, "notifications were lost", everything=True))
 
     def _take(self, data: bytes) -> None:
-        for notice in _notices(data):
+        for notice in notices(data):
             if notice.author == self._own_port():
                 # The library opened a new socket: from here on the kernel ignores that one.
                 _ignore_author(self._socket, notice.author)
-                self._seen.clear()
-            elif notice.family is not None and notice.what:
-                self._seen[notice.family, notice.what] += 1
+                self._edits.clear()
+            elif notice.family is not None:
+                notice.tell(self._edits.setdefault(notice.family, Edits(notice.family)))
             elif notice.ends:
                 self._tell()
 
     def _tell(self) -> None:
-        seen, self._seen = self._seen, Counter()
+        edits, self._edits = self._edits, {}
         for family in FAMILIES:
-            # The table itself first: the kernel tells what goes with it before.
-            mine = sorted(
-                ((text, count) for (each, text), count in seen.items() if each is family),
-                key=lambda told: (" table " not in told[0], -told[1], told[0]),
-            )
-            what = [text if count == 1 else f"{count} x {text}" for text, count in mine]
-            if what:
-                more = f" and {len(what) - _SHOWN} more" if len(what) > _SHOWN else ""
-                self._drifted(Drift(family, ", ".join(what[:_SHOWN]) + more))
-
-
-def _notices(data: bytes) -> Iterator[_Notice]:
-    offset = 0
-    while offset + _HEADER.size <= len(data):
-        length, kind, _, _, author = _HEADER.unpack_from(data, offset)
-        if length < _HEADER.size:
-            return
-        if kind >> 8 == _SUBSYSTEM_NFTABLES:
-            yield _notice(kind & 0xFF, author, data[offset + _HEADER.size : offset + length])
-        offset += (length + 3) & ~3
-
-
-def _notice(number: int, author: int, body: bytes) -> _Notice:
-    if number == _NEW_GENERATION:
-        return _Notice(author, ends=True)
-    family = _FAMILIES.get(body[0])
-    kind, deleted = (_KINDS[number], False) if number in _KINDS else (_KINDS.get(number - 2, ""), True)
-    names = dict(_names(body))
-    if not kind or names.get(1) != TABLE:
-        return _Notice(author, ends=False)
-    name = names.get(_NAME_ATTRIBUTE.get(kind, 1), "")
-    where = f"{kind} {name}" if kind in ("table", "chain", "set") else f"{kind} in {name}"
-    return _Notice(author, False, family, f"{'deleted' if deleted else 'added'} {where}")
-
-
-def _names(body: bytes) -> Iterator[tuple[int, str]]:
-    """The attributes 1 to 3 as text; the ones that are text are the names of table, chain and set."""
-    offset = 4
-    while offset + _ATTRIBUTE.size <= len(body):
-        length, kind = _ATTRIBUTE.unpack_from(body, offset)
-        if length < _ATTRIBUTE.size:
-            return
-        if kind <= 3:
-            value = body[offset + _ATTRIBUTE.size : offset + length]
-            yield kind, value.rstrip(b"\0").decode("utf-8", "replace")
-        offset += (length + 3) & ~3
+            if family in edits and (drift := edits[family].drift()) is not None:
+                self._drifted(drift)
 
 
 def _ignore_author(watching: socket.socket, port: int) -> None:

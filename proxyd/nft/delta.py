@@ -8,12 +8,14 @@ takes a plan over once the kernel has accepted its transaction.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TypeVar
 
 import msgspec
 
 from proxyd.model import Family, ServiceKey
+from proxyd.nft.keys import frontend_of
+from proxyd.nft.layout import declared
 from proxyd.nft.objects import Chain, Element, Transaction
 from proxyd.nft.render import EndpointList, ServiceObjects
 
@@ -65,6 +67,8 @@ class Holdings:
         self._chain_uses: Counter[str] = Counter()
         self._chains: dict[str, Chain] = {}
         self._unused: set[str] = set()
+        # Whose a frontend is. The texts are those of elements, so an entry costs two references.
+        self._owners: dict[str, ServiceKey] = {}
 
     def __contains__(self, key: ServiceKey) -> bool:
         return key in self._records
@@ -82,11 +86,14 @@ class Holdings:
 
     def confirm(self, plan: Plan) -> None:
         """Takes over a plan whose transaction has succeeded."""
+        for key in plan.records:
+            for frontend in _frontends(self._records.pop(key, None)):
+                if self._owners.get(frontend) == key:
+                    del self._owners[frontend]
         for key, record in plan.records.items():
-            if record is None:
-                self._records.pop(key, None)
-            else:
+            if record is not None:
                 self._records[key] = record
+                self._owners.update((frontend, key) for frontend in _frontends(record))
         _count(self._element_uses, plan.element_uses)
         _count(self._chain_uses, plan.chain_uses)
         self._chains.update(plan.chains)
@@ -95,6 +102,32 @@ class Holdings:
                 self._unused.discard(name)
             elif name in self._chains:
                 self._unused.add(name)
+
+    def owner(self, container: str, key: str) -> ServiceKey | None:
+        """The Service that has the frontend that an element is about, whether it has the element or not."""
+        declaration = declared(container)
+        return self._owners.get(frontend_of(declaration, key)) if declaration is not None else None
+
+    def element(self, container: str, key: str) -> Element | None:
+        """What the kernel should hold in this place. Costs as much as its Service has ports, whatever else there is."""
+        plain = Element(container, key)
+        if plain in self._element_uses:
+            return plain
+        record = self._records.get(self.owner(container, key) or NODE) or ServiceObjects()
+        for element in record.elements:
+            if element.container == container and element.key == key:
+                return element
+        frontend, _, index = key.rpartition(" . ")
+        for each in record.lists:
+            if each.container == container and each.frontend == frontend and index.isdecimal():
+                place = int(index) - each.base
+                if 0 <= place < len(each.backends):
+                    return _list_element(each, place, each.backends[place])
+        return None
+
+    def chain(self, name: str) -> Chain | None:
+        """What the kernel should hold as this chain."""
+        return self._chains.get(name)
 
     def plan_cleanup(self) -> Transaction | None:
         """A transaction that deletes chains no longer used, None if there are none.
@@ -110,6 +143,14 @@ class Holdings:
         for name in transaction.delete_chains:
             self._unused.discard(name)
             self._chains.pop(name, None)
+
+
+def _frontends(record: ServiceObjects | None) -> Iterator[str]:
+    """The frontends of a Service. Each has an element with just its key: where it leads, or that it leads nowhere."""
+    for element in record.elements if record is not None else ():
+        declaration = declared(element.container)
+        if declaration is not None and declaration.value == ():
+            yield element.key
 
 
 def _count(uses: Counter[T], changes: Counter[T]) -> None:

@@ -40,6 +40,18 @@ def generation_of(name: str) -> int | None:
     return int(found[1]) if found else None
 
 
+def declared(name: str) -> Container | None:
+    """How the set or map of this name is declared, in whatever generation; None where the layout has none such."""
+    found = _GENERATION.match(name)
+    return _declared().get(name[found.end() :] if found else name)
+
+
+@lru_cache(maxsize=1)
+def _declared() -> dict[str, Container]:
+    layout = Layout(Family.IPV4, 0, 0)
+    return {each.name.removeprefix(layout.name("")): each for each in layout.containers()}
+
+
 class Layout(msgspec.Struct, frozen=True):
     """The names of one generation in one family. ``mark`` is the bit that asks for masquerading."""
 

@@ -49,7 +49,9 @@ def _kind(is_map: bool) -> str:
 def _chain_block(chain: o.Chain) -> str:
     comment = f'comment "{chain.comment}"; ' if chain.comment else ""
     if chain.hook is not None:
-        return f" {{ type {chain.hook.type} hook {chain.hook.hook} priority {chain.hook.priority}; {comment}}}"
+        # The policy is said, so that one that somebody has changed is put right.
+        hook = f"type {chain.hook.type} hook {chain.hook.hook} priority {chain.hook.priority}; policy accept;"
+        return f" {{ {hook} {comment}}}"
     return f" {{ {comment}}}" if comment else ""
 
 

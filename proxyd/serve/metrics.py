@@ -10,7 +10,8 @@ import re
 import time
 from collections import Counter as Tally
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Protocol
+from itertools import product
+from typing import Protocol, get_args
 
 from prometheus_client import (
     CollectorRegistry,
@@ -28,7 +29,7 @@ from prometheus_client.registry import Collector
 
 from proxyd.kube.store import Store
 from proxyd.model import Family, Finding, Reason
-from proxyd.sync.status import FamilyStatus, PassResult, Status
+from proxyd.sync.status import FamilyStatus, PassResult, Repair, Status
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -109,8 +110,11 @@ class Metrics:
             f"{SYNC}nftables_cleanup_failures_total", "Failures to delete what is no longer used from nftables"
         )
         self._operations = self._counter("proxyd_sync_operations_total", "Changes written to the kernel")
-        self._repaired = self._counter(
-            "proxyd_drift_repaired_total", "Changes that others made to our tables and that were undone"
+        self._repaired = Counter(
+            "proxyd_drift_repaired_total",
+            "Changes that others made to our tables and that were undone, place by place or by writing everything",
+            ["ip_family", "how"],
+            registry=registry,
         )
         self._flows = self._histogram(
             f"{CONNTRACK}sync_duration_seconds", "Duration of looking for stale flows", SYNC_BUCKETS
@@ -139,9 +143,11 @@ class Metrics:
         """Makes every series, so that a rate is right from the first event on."""
         by_family = [self._sync, self._full_sync, self._partial_sync, self._programming, self._queued]
         by_family += [self._flows, self._flows_deleted, self._flows_failures]
-        for metric in (*by_family, self._failures, self._cleanup_failures, self._operations, self._repaired):
+        for metric in (*by_family, self._failures, self._cleanup_failures, self._operations):
             for family in self._families:
                 metric.labels(family)
+        for family, how in product(self._families, get_args(Repair)):
+            self._repaired.labels(family, how)
         for code in (200, 503):
             self._healthz.labels(code)
             self._livez.labels(code)
@@ -172,9 +178,9 @@ class Metrics:
         """Observer: something unused could not be deleted."""
         self._cleanup_failures.labels(family).inc()
 
-    def repaired(self, family: Family, drifts: int) -> None:
+    def repaired(self, family: Family, how: Repair, edits: int) -> None:
         """See ``Observer``."""
-        self._repaired.labels(family).inc(drifts)
+        self._repaired.labels(family, how).inc(edits)
 
     def flows_cleaned(self, family: Family, seconds: float, deleted: int) -> None:
         """See ``FlowObserver``."""

@@ -9,8 +9,10 @@ import structlog
 
 from proxyd.kernel.ruleset import KernelRefusedError
 from proxyd.model import Family, Node, NodeSettings, ServiceKey
-from proxyd.sync.reconcile import Reconciler, StoppedError
-from proxyd.sync.status import FamilyStatus, Observer, PassResult
+from proxyd.nft.drift import Drift
+from proxyd.sync.full import StoppedError
+from proxyd.sync.reconcile import Reconciler
+from proxyd.sync.status import FamilyStatus, Observer, PassResult, Repair
 
 log = structlog.get_logger("proxyd.sync")
 
@@ -19,8 +21,10 @@ SettingsOf = Callable[[Family, Node | None], NodeSettings]
 # Seconds until a failed pass is tried again: doubled each time, up to the longest (or syncPeriod, if that is shorter).
 RETRY_FIRST = 1.0
 RETRY_LONGEST = 10.0
-# A foreign change is repaired at once; if more follow within this time (seconds), each repair waits longer than the last.
+# Foreign changes are undone at once, until so many repairs have followed each other within this time (seconds) each;
+# from there on, each repair waits longer than the last.
 CALM = 30.0
+PATIENT_REPAIRS = 5
 
 
 class FamilySync:
@@ -44,10 +48,13 @@ class FamilySync:
         self._since: float | None = None
         self._retry_quarantined_at: float | None = None
         self._cleanup_owed_since: float | None = None
+        # What others did: to be undone when its time has come, and handed over for that but not known to be undone.
+        self._drift: Drift | None = None
+        self._mending: Drift | None = None
         self._repair_at: float | None = None
         self._repair_delay = 0.0
+        self._repairs = 0
         self._drifted_at: float | None = None
-        self._drifts = 0
 
     @property
     def due_at(self) -> float | None:
@@ -61,20 +68,24 @@ class FamilySync:
         since = self._cleanup_owed_since
         return since is not None and not self.cleanup_failed and time.monotonic() - since >= self._sync_period
 
-    def drifted(self, what: str) -> None:
-        """Takes notice of a foreign change to our table: everything is written anew, though not without end."""
+    def drifted(self, drift: Drift) -> None:
+        """Takes notice of a foreign change to our table, which is undone by the next pass, though not without end."""
         now = time.monotonic()
-        calm = self._drifted_at is None or now - self._drifted_at > CALM
+        if self._drifted_at is None or now - self._drifted_at > CALM:
+            self._repairs, self._repair_delay = 0, 0.0
         self._drifted_at = now
-        self._drifts += 1
+        self._drift = _both(self._drift, drift)
         if self._repair_at is not None:
             return
-        self._repair_delay = 0.0 if calm else min(max(RETRY_FIRST / 2, self._repair_delay * 2), self._longest)
+        self._repairs += 1
+        if self._repairs > PATIENT_REPAIRS:
+            self._repair_delay = min(max(RETRY_FIRST / 2, self._repair_delay * 2), self._longest)
         self._repair_at = now + self._repair_delay
         log.warning(
-            "somebody changed our table, writing it anew",
+            "somebody changed our table",
             ip_family=self.reconciler.family,
-            what=what,
+            what=drift.what,
+            repair="rewrite" if drift.everything else "mend",
             in_seconds=self._repair_delay,
         )
 
@@ -91,10 +102,9 @@ class FamilySync:
             return
         reconciler, dirty, error = self.reconciler, self._dirty, ""
         self._dirty = set()
-        if self._repair_at is not None and started >= self._repair_at:
-            self._repair_at = None
-            reconciler.forget()
-        full = reconciler.full_owed
+        if self._drift is not None and self._repair_at is not None and started >= self._repair_at:
+            reconciler.mend(self._drift)
+            self._take_drift()
         try:
             reconciler.sync(dirty, all_keys, self._settings_of(reconciler.family, node))
             if self._retry_quarantined_at is not None and started >= self._retry_quarantined_at:
@@ -110,7 +120,7 @@ class FamilySync:
             error = f"internal error: {unforeseen!r}"
         result = PassResult(
             family=reconciler.family,
-            full=full or bool(reconciler.refusals),
+            full=reconciler.rewritten,
             seconds=time.monotonic() - started,
             services=len(dirty),
             operations=reconciler.operations,
@@ -158,9 +168,10 @@ class FamilySync:
             self._retry_quarantined_at = time.monotonic() + self._sync_period
         if self._cleanup_owed_since is None and self.reconciler.cleanup_owed:
             self._cleanup_owed_since = time.monotonic()
-        if self._drifts and self._repair_at is None:
-            self._observer.repaired(self.reconciler.family, self._drifts)
-            self._drifts = 0
+        if self.reconciler.rewritten:
+            # Whatever was noticed before the pass is undone too.
+            self._take_drift()
+        self._repaired()
         self._since, self.retry_at, self._delay = None, None, 0.0
         before, self.status = self.status, self._status(time.monotonic(), now, result)
         if before.last_error or before.last_success is None or self.reconciler.refusals:
@@ -171,6 +182,25 @@ class FamilySync:
                 endpoints=self.status.endpoints,
                 seconds=round(result.seconds, 3),
             )
+
+    def _take_drift(self) -> None:
+        if self._drift is not None:
+            self._mending = _both(self._mending, self._drift)
+        self._drift = self._repair_at = None
+
+    def _repaired(self) -> None:
+        if self._mending is None:
+            return
+        how: Repair = "rewritten" if self.reconciler.rewritten else "mended"
+        self._observer.repaired(self.reconciler.family, how, self._mending.edits)
+        log.info(
+            "our table is as it was",
+            ip_family=self.reconciler.family,
+            how=how,
+            edits=self._mending.edits,
+            operations=self.reconciler.operations,
+        )
+        self._mending = None
 
     def _status(self, last_success: float | None, last_success_time: float | None, last: PassResult) -> FamilyStatus:
         tally = self.reconciler.tally
@@ -190,3 +220,7 @@ class FamilySync:
             health_checks=tally.health_checks,
             settings=self.reconciler.settings,
         )
+
+
+def _both(first: Drift | None, later: Drift) -> Drift:
+    return later if first is None else first.then(later)

@@ -41,6 +41,13 @@ class FlowTracker:
             self.note(gone, {})
         self._changed.update(self._owner)
 
+    def in_doubt(self, services: Iterable[ServiceKey] | None) -> None:
+        """Takes that flows to these Services (None: to all) may have gone elsewhere for a while."""
+        if services is None:
+            self._changed.update(self._owner)
+        else:
+            self._changed.update(place for key in services for place in self._of.get(key, ()))
+
     def take(self) -> dict[FrontendKey, Live]:
         """The frontends that changed since the last time, with the endpoints that keep their flows."""
         changed, self._changed = self._changed, set()

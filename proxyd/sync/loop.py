@@ -9,11 +9,12 @@ from typing import NamedTuple
 
 import structlog
 
-from proxyd.kernel.notifications import Drift
 from proxyd.kube.store import Changes, Store
-from proxyd.model import Finding, Node
+from proxyd.model import Family, Finding, Node
+from proxyd.nft.drift import Drift
 from proxyd.sync.family import FamilySync, SettingsOf
-from proxyd.sync.reconcile import Reconciler, StoppedError
+from proxyd.sync.full import StoppedError
+from proxyd.sync.reconcile import Reconciler
 from proxyd.sync.status import Observer, Status
 
 log = structlog.get_logger("proxyd.sync")
@@ -55,7 +56,7 @@ class SyncLoop:
         self._stop = threading.Event()
         self._known_findings: frozenset[Finding] = frozenset()
         self._started_at = time.time()
-        self._drifts: list[Drift] = []
+        self._drifts: dict[Family, Drift] = {}
 
     def subscribe(self, told: Callable[[Status], None]) -> None:
         """Has ``told`` called with each new status, on the sync thread, from the first pass on."""
@@ -78,10 +79,10 @@ class SyncLoop:
 
     def _wait_and_work(self) -> None:
         changed = self._store.wait(self._patience())
-        for family, what in self._take_drifts():
-            for each in self._families:
-                if each.reconciler.family is family:
-                    each.drifted(what)
+        drifts = self._take_drifts()
+        for each in self._families:
+            if each.reconciler.family in drifts:
+                each.drifted(drifts[each.reconciler.family])
         if changed:
             self._observer.queued()
         if changed or self._due_in() == 0:
@@ -102,12 +103,13 @@ class SyncLoop:
     def drifted(self, drift: Drift) -> None:
         """Takes a foreign change to our tables; may be called from any thread."""
         with self._store.lock:
-            self._drifts.append(drift)
+            known = self._drifts.get(drift.family)
+            self._drifts[drift.family] = drift if known is None else known.then(drift)
         self._store.wake()
 
-    def _take_drifts(self) -> list[Drift]:
+    def _take_drifts(self) -> dict[Family, Drift]:
         with self._store.lock:
-            taken, self._drifts = self._drifts, []
+            taken, self._drifts = self._drifts, {}
         return taken
 
     def _due_in(self) -> float | None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Literal, Protocol
 
 import msgspec
 
 from proxyd.desired.forwarding import HealthCheck
 from proxyd.model import Family, Finding, Node, NodeSettings
+
+# How foreign changes were undone.
+Repair = Literal["mended", "rewritten"]
 
 
 class PassResult(msgspec.Struct, frozen=True):
@@ -79,8 +82,8 @@ class Observer(Protocol):
     def cleanup_failed(self, family: Family) -> None:
         """Objects that are no longer used could not be deleted; it will be tried again."""
 
-    def repaired(self, family: Family, drifts: int) -> None:
-        """That many foreign changes to our table have been undone."""
+    def repaired(self, family: Family, how: Repair, edits: int) -> None:
+        """That many foreign transactions on our table have been undone, place by place or by writing everything."""
 
     def found(self, finding: Finding) -> None:
         """A Finding that was not there before."""

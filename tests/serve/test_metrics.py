@@ -61,7 +61,7 @@ KUBE_PROXY: dict[str, tuple[str, Labels, list[str]]] = {
     "kubeproxy_conntrack_reconciler_deleted_entries_total": ("counter", FAMILY, []),
 }
 OUR_OWN: dict[str, tuple[str, Labels, list[str]]] = {
-    "proxyd_drift_repaired_total": ("counter", FAMILY, []),
+    "proxyd_drift_repaired_total": ("counter", {**FAMILY, "how": ("mended", "rewritten")}, []),
     "proxyd_build_info": ("gauge", {"version": ("1.2.3",)}, []),
     "proxyd_findings": ("gauge", REASON, []),
     "proxyd_findings_seen_total": ("counter", REASON, []),

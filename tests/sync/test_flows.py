@@ -10,10 +10,10 @@ from proxyd.desired.conflicts import FrontendKey
 from proxyd.desired.endpoints import Backend
 from proxyd.desired.flows import Live, Place
 from proxyd.model import EndpointSlice, Family, Service, SlicePort
-from proxyd.sync import cleaner, reconcile
+from proxyd.sync import cleaner, full
 from proxyd.sync.cleaner import FlowCleaner
 from proxyd.sync.flows import FlowTracker
-from proxyd.sync.reconcile import StoppedError
+from proxyd.sync.full import StoppedError
 from tests import build
 from tests.fakes.flows import FakeFlowTable, Flow
 from tests.sync.test_cleaner import Recorder
@@ -221,7 +221,7 @@ class TestTrouble:
         assert world.cleaned == []
 
     def test_a_first_start_that_is_stopped_hands_over_nothing(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(reconcile, "CHUNK", 1)
+        monkeypatch.setattr(full, "CHUNK", 1)
         world = World(dns(), endpoints("dns", A), dns("other", 2))
         world.stopped = True
         with pytest.raises(StoppedError):

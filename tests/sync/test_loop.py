@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from proxyd.kernel.notifications import Drift
 from proxyd.kube.decode import Decoded
 from proxyd.kube.store import Store
 from proxyd.model import FAMILIES, Family, Finding, Node, NodeSettings, Reason
+from proxyd.nft.drift import Drift
 from proxyd.nft.objects import Transaction
 from proxyd.sync import family as family_module
 from proxyd.sync import loop as loop_module
@@ -41,7 +41,7 @@ class Recorder:
         self.latencies: list[tuple[Family, float]] = []
         self.cleanups_failed: list[Family] = []
         self.findings: list[Finding] = []
-        self.repairs: list[tuple[Family, int]] = []
+        self.repairs: list[tuple[Family, str, int]] = []
 
     def queued(self) -> None:
         with self.changed:
@@ -57,8 +57,8 @@ class Recorder:
     def cleanup_failed(self, family: Family) -> None:
         self._note(self.cleanups_failed, family)
 
-    def repaired(self, family: Family, drifts: int) -> None:
-        self._note(self.repairs, (family, drifts))
+    def repaired(self, family: Family, how: str, edits: int) -> None:
+        self._note(self.repairs, (family, how, edits))
 
     def found(self, finding: Finding) -> None:
         self._note(self.findings, finding)
@@ -373,10 +373,10 @@ def test_a_table_that_somebody_deleted_comes_back_although_nothing_changes() -> 
     with running(WEB, *SLICES) as daemon:
         daemon.until(lambda: len(daemon.observer.passes) == 2)
         del daemon.ruleset.tables[V4]
-        daemon.loop.drifted(Drift(V4, "deleted table proxyd"))
+        daemon.loop.drifted(Drift(V4, "deleted table proxyd", everything=True))
         daemon.until(lambda: daemon.serves(*SERVED))
         daemon.until(lambda: bool(daemon.observer.repairs))
-    assert daemon.observer.repairs == [(V4, 1)]
+    assert daemon.observer.repairs == [(V4, "rewritten", 1)]
     assert [each.family for each in daemon.observer.passes if each.full] == [V4, V6, V4]
 
 
@@ -385,11 +385,11 @@ def test_drift_is_owed_until_it_is_repaired() -> None:
         daemon.until(lambda: len(daemon.observer.passes) == 2)
         del daemon.ruleset.tables[V4]
         daemon.ruleset.refuse_family(V4)
-        daemon.loop.drifted(Drift(V4, "deleted table proxyd"))
+        daemon.loop.drifted(Drift(V4, "deleted table proxyd", everything=True))
         daemon.until(lambda: bool(daemon.status().last_error))
         assert daemon.observer.repairs == []
         daemon.ruleset.recover()
-        daemon.until(lambda: daemon.observer.repairs == [(V4, 1)])
+        daemon.until(lambda: daemon.observer.repairs == [(V4, "rewritten", 1)])
         assert daemon.serves(*SERVED)
 
 
@@ -397,7 +397,7 @@ def test_edits_without_end_are_repaired_ever_more_rarely_and_do_not_hold_up_chan
     with running(WEB, *SLICES, timing=TIMING._replace(sync_period=3600.0)) as daemon:
         daemon.until(lambda: len(daemon.observer.passes) == 2)
         for number in range(200):
-            daemon.loop.drifted(Drift(V4, "added element in g1/endpoints-tcp"))
+            daemon.loop.drifted(Drift(V4, "notifications were lost", everything=True))
             daemon.put(build.endpoint_slice("web", f"10.244.3.{number + 1}"))
             daemon.until(lambda number=number: daemon.serves("10.96.0.1", f"10.244.3.{number + 1}"))
     full = [each for each in daemon.observer.passes if each.full and each.family is V4]
@@ -486,7 +486,7 @@ def test_a_stop_while_nothing_happens_ends_the_loop_and_leaves_the_rules() -> No
 
 
 def test_a_stop_in_the_middle_of_a_first_write_leaves_what_is_complete(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("proxyd.sync.reconcile.CHUNK", 1)
+    monkeypatch.setattr("proxyd.sync.full.CHUNK", 1)
     store = build.store(build.node(), *both_families("a", 1), *both_families("b", 2))
     daemon = Daemon(store)
 

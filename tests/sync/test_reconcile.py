@@ -12,8 +12,9 @@ from proxyd.kernel.ruleset import KernelRefusedError
 from proxyd.model import FAMILIES, EndpointSlice, Family, LocalDetector, Reason, Service, ServicePort
 from proxyd.nft.layout import AFFINITY, TABLE_COMMENT, generation_of
 from proxyd.nft.objects import Element, Transaction
-from proxyd.sync import reconcile
-from proxyd.sync.reconcile import StoppedError
+from proxyd.sync import full
+from proxyd.sync.full import StoppedError
+from proxyd.sync.reconcile import Reconciler
 from tests import build
 from tests.fakes.packets import Host
 from tests.fakes.ruleset import FakeRuleset
@@ -89,7 +90,7 @@ def test_the_other_family_serves_too(ruleset: FakeRuleset) -> None:
 def test_each_commit_of_a_first_start_leaves_services_whole(
     ruleset: FakeRuleset, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reconcile, "CHUNK", 5)
+    monkeypatch.setattr(full, "CHUNK", 5)
     world = World(*cluster("a", "b", "c", "d"), ruleset=ruleset)
     steps = after_each_commit(world, lambda: [served(world, n) for n in (1, 2, 3, 4)])
     world.sync()
@@ -99,7 +100,7 @@ def test_each_commit_of_a_first_start_leaves_services_whole(
 
 
 def test_the_api_server_and_dns_come_first(ruleset: FakeRuleset, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reconcile, "CHUNK", 1)
+    monkeypatch.setattr(full, "CHUNK", 1)
     world = World(
         *cluster("a", "b"),
         build.service("kubernetes", ip="10.96.0.3"),
@@ -119,7 +120,7 @@ def test_the_api_server_and_dns_come_first(ruleset: FakeRuleset, monkeypatch: py
 def test_a_restart_serves_from_the_old_generation_until_the_switch(
     ruleset: FakeRuleset, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reconcile, "CHUNK", 5)
+    monkeypatch.setattr(full, "CHUNK", 5)
     world = World(*cluster("a", "b", "c"), ruleset=ruleset)
     world.sync()
     world.put(*cluster("a", "b", "c", "d", endpoints=4))
@@ -158,7 +159,7 @@ def test_pins_outlive_a_restart(ruleset: FakeRuleset) -> None:
 
 
 def test_a_restart_after_a_stop_halfway_serves_all(ruleset: FakeRuleset, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reconcile, "CHUNK", 1)
+    monkeypatch.setattr(full, "CHUNK", 1)
     world = World(*cluster("a", "b", "c"), ruleset=ruleset)
     _stop_after(world, 3)
     with pytest.raises(StoppedError):
@@ -177,7 +178,7 @@ def test_a_restart_after_a_stop_halfway_serves_all(ruleset: FakeRuleset, monkeyp
 def test_a_stop_halfway_through_a_restart_leaves_the_old_generation_in_use(
     ruleset: FakeRuleset, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reconcile, "CHUNK", 1)
+    monkeypatch.setattr(full, "CHUNK", 1)
     world = World(*cluster("a", "b"), ruleset=ruleset)
     world.sync()
     world.put(*cluster("a", "b", endpoints=3))
@@ -783,8 +784,6 @@ def test_a_service_gone_while_a_pass_failed_no_longer_holds_its_address(ruleset:
 def test_progress_is_told_up_to_the_end(family: Family) -> None:
     told: list[tuple[Family, int, int]] = []
     world = World(*cluster("a", "b"), family=family)
-    world.reconciler = reconcile.Reconciler(
-        family, world.ruleset, world.store.service, progress=lambda *each: told.append(each)
-    )
+    world.reconciler = Reconciler(family, world.ruleset, world.store.service, progress=lambda *each: told.append(each))
     world.sync()
     assert told[-1] == (family, 2, 2)

@@ -155,7 +155,7 @@ def test_all_chains_are_made_before_any_rule() -> None:
     base = Chain("b", ((Jump("a"),),), Hook("filter", "prerouting", -110))
     assert text(chains=(first, base, Chain("c", ()))) == (
         'add chain ip proxyd a { comment "web"; }\n'
-        "add chain ip proxyd b { type filter hook prerouting priority -110; }\n"
+        "add chain ip proxyd b { type filter hook prerouting priority -110; policy accept; }\n"
         "add chain ip proxyd c\n"
         "flush chain ip proxyd a\n"
         "add rule ip proxyd a goto b\n"

@@ -1,0 +1,165 @@
+"""The full write: a new generation beside the old one, loaded in chunks and then switched to, so traffic sees no gap."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import NamedTuple
+
+from proxyd.kernel.ruleset import KernelRefusedError
+from proxyd.model import Family, NodeSettings, ServiceKey
+from proxyd.nft.delta import NODE, Holdings
+from proxyd.nft.fixed import base_chains, generation_chains, node_port_elements
+from proxyd.nft.layout import TABLE_COMMENT, Layout, generation_of
+from proxyd.nft.objects import Chain, Transaction
+from proxyd.nft.render import ServiceObjects
+from proxyd.sync.commits import Changes, Commits
+from proxyd.sync.leftovers import Leftovers
+from proxyd.sync.services import Services, Work
+
+# Operations in one commit of a full write: the library's memory follows it (measured flat at this size).
+CHUNK = 5000
+# Services that the kernel may refuse in one full write before the trouble is taken to lie elsewhere.
+QUARANTINED_AT_MOST = 16
+FIRST = (ServiceKey("default", "kubernetes"), ServiceKey("kube-system", "kube-dns"))
+
+
+class StoppedError(Exception):
+    """The daemon is asked to end; what is in the kernel is complete for the Services it has."""
+
+
+def node_objects(layout: Layout, settings: NodeSettings) -> ServiceObjects:
+    """What does not belong to any Service: kept like a Service, so that it changes like one."""
+    return ServiceObjects(shared=node_port_elements(layout, settings), chains=generation_chains(layout, settings))
+
+
+class Written(NamedTuple):
+    """The generation that is in use, and what the kernel holds of it."""
+
+    layout: Layout
+    holdings: Holdings
+
+
+class FullWriter:
+    """Writes everything about one family, with nothing known. Used by the sync thread only."""
+
+    def __init__(
+        self,
+        commits: Commits,
+        services: Services,
+        leftovers: Leftovers,
+        stopping: Callable[[], bool],
+        progress: Callable[[Family, int, int], None],
+    ) -> None:
+        """``progress`` is told how many Services of how many are written."""
+        self._commits = commits
+        self._services = services
+        self._leftovers = leftovers
+        self._stopping = stopping
+        self._progress = progress
+        self._quarantined = 0
+
+    def write(self, keys: Iterable[ServiceKey], settings: NodeSettings) -> Written:
+        """Writes a new generation and switches to it. With nothing of ours there, it is in use from the first commit.
+
+        ``keys`` are all Services. Raises ``KernelRefusedError``, with what was in use before still in use, and
+        ``StoppedError``.
+        """
+        commits, desired = self._commits, self._services.desired
+        old = commits.contents()
+        generation = 1 + max((generation_of(name) or 0 for name in (*old.chains, *old.containers)), default=0)
+        written = Written(Layout(commits.family, generation, settings.masquerade_mark), Holdings(commits.family))
+        switch = base_chains(written.layout)
+        in_use = old.chains.isdisjoint(chain.name for chain in switch)
+        self._quarantined = 0
+        desired.forget()
+        try:
+            self._declare(written, settings, switch if in_use else ())
+            concerned = desired.concerned(keys)
+            self._load(written, sorted(concerned, key=_importance), settings)
+            if not in_use:
+                commits.write(Transaction(commits.family, chains=switch))
+        except KernelRefusedError:
+            if not in_use:
+                self._leftovers.abandon(written.layout)
+            raise
+        self._leftovers.switched(generation, old, switch)
+        self._services.flows.all_written(concerned)
+        return written
+
+    def _declare(self, written: Written, settings: NodeSettings, base: tuple[Chain, ...]) -> None:
+        layout, holdings = written
+        plan = holdings.plan({NODE: node_objects(layout, settings)})
+        self._commits.write(
+            Transaction(
+                layout.family,
+                table=TABLE_COMMENT,
+                containers=layout.containers(),
+                chains=plan.transaction.chains + base,
+                add_elements=plan.transaction.add_elements,
+            )
+        )
+        holdings.confirm(plan)
+
+    def _load(self, written: Written, keys: list[ServiceKey], settings: NodeSettings) -> None:
+        """Writes Services in commits that are each complete, the most important ones first."""
+        layout, holdings = written
+        self._services.count_anew(keys)
+        done = 0
+        self._progress(layout.family, done, len(keys))
+        # The library works without the interpreter lock: the next chunk is worked out while one is being committed.
+        with ThreadPoolExecutor(1, "commit") as committing:
+            chunks = self._chunks(layout, keys, settings)
+            chunk = next(chunks, None)
+            while chunk is not None:
+                if self._stopping():
+                    raise StoppedError
+                work: Work = chunk
+                changes: Changes = {key: each.objects for key, each in work.items() if each.objects is not None}
+                committed = committing.submit(self._commit_or_split, holdings, changes)
+                chunk = next(chunks, None)
+                committed.result()
+                here = {key: each for key, each in work.items() if each.objects is None or key in holdings}
+                self._services.settled(here, settings)
+                done += len(work)
+                self._progress(layout.family, done, len(keys))
+
+    def _chunks(self, layout: Layout, keys: list[ServiceKey], settings: NodeSettings) -> Iterator[Work]:
+        work: Work = {}
+        size = 0
+        for key in keys:
+            work[key] = each = self._services.work_out(key, layout, settings)
+            size += _size(each.objects) if each.objects is not None else 0
+            if size >= CHUNK:
+                yield work
+                work, size = {}, 0
+        yield work
+
+    def _commit_or_split(self, holdings: Holdings, changes: Changes) -> None:
+        """Commits; what the kernel refuses is halved until the Services at fault are alone, and these are left out."""
+        try:
+            self._commits.change(holdings, changes)
+        except KernelRefusedError as error:
+            if len(changes) > 1:
+                keys = list(changes)
+                for half in (keys[: len(keys) // 2], keys[len(keys) // 2 :]):
+                    self._commit_or_split(holdings, {key: changes[key] for key in half})
+                return
+            self._quarantined += 1
+            if self._quarantined > QUARANTINED_AT_MOST:
+                raise
+            (key,) = changes
+            self._services.refused(key, str(error))
+
+
+def _importance(key: ServiceKey) -> tuple[bool, ServiceKey]:
+    return key not in FIRST, key
+
+
+def _size(objects: ServiceObjects) -> int:
+    return (
+        len(objects.elements)
+        + len(objects.shared)
+        + sum(len(each.backends) for each in objects.lists)
+        + sum(len(chain.rules) for chain in objects.chains)
+    )
