@@ -90,24 +90,30 @@ class RealRuleset:
 
     def elements(self, family: Family) -> dict[str, dict[str, str]]:
         """Keys and values of all elements by container, in the words in which they were added."""
-        return {each["name"]: dict(map(_element, each.get("elem", ()))) for each in self._list(family, "set", "map")}
+        return {each["name"]: elements_of(each) for kind, each in self.listed(family) if kind in ("set", "map")}
 
     def rules(self, family: Family) -> dict[str, int]:
         """How many rules each chain has."""
-        counts = {each["name"]: 0 for each in self._list(family, "chain")}
-        for rule in self._list(family, "rule"):
-            counts[rule["chain"]] += 1
+        listed = list(self.listed(family))
+        counts = {each["name"]: 0 for kind, each in listed if kind == "chain"}
+        for kind, each in listed:
+            if kind == "rule":
+                counts[each["chain"]] += 1
         return counts
 
-    def _list(self, family: Family, *kinds: str) -> Iterator[dict[str, Any]]:
+    def listed(self, family: Family) -> Iterator[tuple[str, dict[str, Any]]]:
+        """What our table has, each thing with its kind, in nft's JSON."""
         code, output, error = self._lister.cmd(f"list table {FAMILY_WORD[family]} {TABLE}")
         if code:
             assert "No such file" in error, error
             return
         for entry in json.loads(output)["nftables"]:
-            for kind in kinds:
-                if kind in entry:
-                    yield entry[kind]
+            yield from entry.items()
+
+
+def elements_of(container: dict[str, Any]) -> dict[str, str]:
+    """Keys and values of a set or map that nft listed."""
+    return dict(map(_element, container.get("elem", ())))
 
 
 def _element(listed: Any) -> tuple[str, str]:

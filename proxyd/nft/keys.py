@@ -24,11 +24,18 @@ def key_text(container: Container, family: Family, first: bytes, last: bytes | N
     lows, highs = (list(_fields(container, family, each)) for each in (first, last if last is not None else first))
     if not lows or len(lows) != len(highs):
         return None
-    parts = [
-        _part(kind, low, high, order, interval=container.interval)
-        for kind, low, high in zip(container.key, lows, highs, strict=True)
-    ]
+    if container.interval:
+        # Only the last field is a range with us.
+        if lows[:-1] != highs[:-1]:
+            return None
+        parts = [*_plain(container, lows[:-1], order), _range(lows[-1], highs[-1])]
+    else:
+        parts = _plain(container, lows, order)
     return None if "" in parts else " . ".join(parts)
+
+
+def _plain(container: Container, fields: list[bytes], order: str) -> list[str]:
+    return [_part(kind, field, order) for kind, field in zip(container.key, fields, strict=False)]
 
 
 def _fields(container: Container, family: Family, data: bytes) -> Iterator[bytes]:
@@ -55,19 +62,16 @@ def _width(kind: KeyType, family: Family) -> int:
             return 4
 
 
-def _part(kind: KeyType, low: bytes, high: bytes, order: str, *, interval: bool) -> str:
-    """One field; empty where it is a range that we would not write."""
+def _part(kind: KeyType, field: bytes, order: str) -> str:
     if kind is KeyType.ADDRESS:
-        return _range(low, high) if interval else str(ipaddress.ip_address(low))
-    if low != high:
-        return ""
+        return str(ipaddress.ip_address(field))
     if kind is KeyType.PROTOCOL:
-        return _PROTOCOLS.get(low[0], str(low[0]))
-    return str(int.from_bytes(low, "little" if kind is KeyType.NUMBER and order == "little" else "big"))
+        return _PROTOCOLS.get(field[0], str(field[0]))
+    return str(int.from_bytes(field, "little" if kind is KeyType.NUMBER and order == "little" else "big"))
 
 
 def _range(low: bytes, high: bytes) -> str:
-    """An address range as CIDR, or the address where it is one; empty where it is no CIDR."""
+    """An address range as CIDR; empty where it is none, which we never write."""
     first, last = int.from_bytes(low, "big"), int.from_bytes(high, "big")
     size = last - first + 1
     if size < 1 or size & (size - 1) or first % size:

@@ -110,8 +110,6 @@ def test_notifications_that_were_lost_may_have_been_of_any_family_and_later_ones
         assert {(each.what, each.family) for each in lost if each.everything} == {
             ("notifications were lost", each) for each in (V4, V6)
         }
-            ("notifications were lost", each) for each in (V4, V6)
-        }
         watched.ruleset.other("add chain ip proxyd marker")
         assert watched.next() == everything("added chain marker")
     finally:
