@@ -66,11 +66,11 @@ def answers(world: Topology, who: str = "client1", ip: str = VIP, count: int = 2
 
 
 def metric(proxyd: Proxyd, name: str, family: str = "IPv4") -> float:
-    """The value of a metric of one family."""
+    """The value of a metric of one family, over all other labels."""
     _, page = proxyd.get("/metrics", METRICS_PORT)
-    found = re.search(rf'^{name}{{ip_family="{family}"}} (\S+)$', page, re.MULTILINE)
+    found = re.findall(rf'^{name}{{[^}}]*ip_family="{family}"[^}}]*}} (\S+)$', page, re.MULTILINE)
     assert found, page
-    return float(found[1])
+    return sum(map(float, found))
 
 
 class Connecting:

@@ -15,7 +15,8 @@ from tests.program import Proxyd, until, write
 from tests.topology import Topology
 
 REPAIRED = "proxyd_drift_repaired_total"
-NOTICED = "somebody changed our table, writing it anew"
+NOTICED = "somebody changed our table"
+UNDONE = "our table is as it was"
 
 
 def generation(world: Topology) -> str:
@@ -28,19 +29,36 @@ def generation(world: Topology) -> str:
 
 
 @pytest.mark.parametrize(
-    ("edit", "families"),
+    ("edit", "families", "how"),
     [
-        ("delete table ip proxyd", ["IPv4"]),
-        ("delete table ip6 proxyd", ["IPv6"]),
-        ("flush ruleset", ["IPv4", "IPv6"]),
-        ("flush chain ip proxyd nat-prerouting", ["IPv4"]),
-        ("delete element ip proxyd G/endpoints-tcp { 10.96.0.10 . 80 . 1 }", ["IPv4"]),
-        ("add element ip proxyd G/no-endpoints { 10.96.0.10 . tcp . 80 : goto G/reject }", ["IPv4"]),
-        ("insert rule ip proxyd G/services ip daddr 10.96.0.10 drop", ["IPv4"]),
+        ("delete table ip proxyd", ["IPv4"], "rewritten"),
+        ("delete table ip6 proxyd", ["IPv6"], "rewritten"),
+        ("flush ruleset", ["IPv4", "IPv6"], "rewritten"),
+        ("add chain ip proxyd mine", ["IPv4"], "rewritten"),
+        ("add set ip proxyd mine { type ipv4_addr; elements = { 10.96.0.10 }; }", ["IPv4"], "rewritten"),
+        ("add chain ip proxyd filter-input { policy drop; }", ["IPv4"], "rewritten"),
+        ("add table ip proxyd { flags dormant; }", ["IPv4"], "rewritten"),
+        ("flush chain ip proxyd nat-prerouting", ["IPv4"], "mended"),
+        ("delete element ip proxyd G/endpoints-tcp { 10.96.0.10 . 80 . 1 }", ["IPv4"], "mended"),
+        ("flush map ip proxyd G/endpoints-tcp", ["IPv4"], "mended"),
+        ("add element ip proxyd G/no-endpoints { 10.96.0.10 . tcp . 80 : goto G/reject }", ["IPv4"], "mended"),
+        ("add element ip proxyd G/service-ips { * : drop }", ["IPv4"], "rewritten"),
+        (
+            "delete element ip proxyd G/service-ips { 10.96.0.10 . tcp . 80 }\n"
+            "add element ip proxyd G/service-ips { 10.96.0.10 . tcp . 80 : drop }",
+            ["IPv4"],
+            "mended",
+        ),
+        (
+            "add element ip proxyd G/cluster-ips { 10.9.9.9 }\nadd element ip6 proxyd G/cluster-ips { 2001:db8::9 }",
+            ["IPv4", "IPv6"],
+            "mended",
+        ),
+        ("insert rule ip proxyd G/services ip daddr 10.96.0.10 drop", ["IPv4"], "mended"),
     ],
 )
 def test_a_foreign_edit_is_undone_although_nothing_changes_in_the_cluster(
-    node: Topology, folder: Path, log: Path, edit: str, families: list[str]
+    node: Topology, folder: Path, log: Path, edit: str, families: list[str], how: str
 ) -> None:
     with Proxyd(node, folder, log) as proxyd:
         before = {word: _rules(node, word) for word in ("ip", "ip6")}
@@ -49,6 +67,24 @@ def test_a_foreign_edit_is_undone_although_nothing_changes_in_the_cluster(
         assert answers(node) == {"pod1", "pod3"}
         until(lambda: {word: _rules(node, word) for word in ("ip", "ip6")} == before, "the rules are what they were")
         assert sorted(each["ip_family"] for each in proxyd.events(NOTICED)) == families
+        assert [each["how"] for each in proxyd.events(UNDONE)] == [how] * len(families)
+
+
+def test_pins_of_clients_are_made_by_packets_and_are_no_edits(node: Topology, folder: Path, log: Path) -> None:
+    write(folder, "pinned.yaml", manifest("pinned", "10.96.0.12", sessionAffinity="ClientIP"))
+    with Proxyd(node, folder, log) as proxyd:
+        until(lambda: answers(node, ip="10.96.0.12", count=1) & {"pod1", "pod3"}, "it is served")
+        assert len(answers(node, ip="10.96.0.12")) == 1
+        pins = node.node.run("nft", "list", "set", "ip", "proxyd", "affinity").stdout
+        assert "expires" in pins
+        # Whoever takes the pins away does so.
+        node.node.run("nft", "flush set ip proxyd affinity")
+        # What is told last is noticed last.
+        node.node.run("nft", f"add element ip proxyd {generation(node)}/cluster-ips {{ 10.9.9.9 }}")
+        until(lambda: metric(proxyd, REPAIRED) == 1, "the one edit that was ours to undo")
+        (noticed,) = proxyd.events(NOTICED)
+        assert noticed["what"] == f"added element in {generation(node)}/cluster-ips"
+        assert "expires" not in node.node.run("nft", "list", "set", "ip", "proxyd", "affinity").stdout
 
 
 def _rules(world: Topology, word: str) -> list[str]:
