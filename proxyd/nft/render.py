@@ -130,7 +130,10 @@ def _render_frontend(
         case Route.LOCAL:
             into.verdict(dispatch, key, only_local.chain(frontend), comment)
         case Route.EXTERNAL:
-            into.verdict(dispatch, key, cluster.chain(frontend, masquerade=True), comment)
+            chain = cluster.chain(frontend, masquerade=True)
+            into.verdict(dispatch, key, chain, comment)
+            # For packets on their way through "external-local" at the moment when the policy changes from Local.
+            into.verdict(f"{policy}-local-only", key, chain)
         case Route.EXTERNAL_LOCAL | Route.EXTERNAL_NO_LOCAL:
             common = into.layout.name("np-external-local" if node_port else "external-local")
             into.verdict(dispatch, key, common, comment)

@@ -65,8 +65,14 @@ def chains(objects: ServiceObjects) -> set[str]:
         ),
         (
             Route.EXTERNAL,
-            {("service-ips", ADDRESS_KEY): "goto g1/external-lb-tcp-3"},
-            {("service-nodeports", NODE_PORT_KEY): "goto g1/external-np-tcp-3"},
+            {
+                ("service-ips", ADDRESS_KEY): "goto g1/external-lb-tcp-3",
+                ("external-local-only", ADDRESS_KEY): "goto g1/external-lb-tcp-3",
+            },
+            {
+                ("service-nodeports", NODE_PORT_KEY): "goto g1/external-np-tcp-3",
+                ("nodeport-local-only", NODE_PORT_KEY): "goto g1/external-np-tcp-3",
+            },
             ({"lb-tcp-3", "external-lb-tcp-3"}, {"np-tcp-3", "external-np-tcp-3"}),
         ),
         (
