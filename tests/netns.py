@@ -92,6 +92,14 @@ class RealRuleset:
         """Keys and values of all elements by container, in the words in which they were added."""
         return {each["name"]: dict(map(_element, each.get("elem", ()))) for each in self._list(family, "set", "map")}
 
+    def counters(self, family: Family) -> dict[str, int]:
+        """What the named counters have counted."""
+        return {each["name"]: each["packets"] for each in self._list(family, "counter")}
+
+    def has_counted(self, family: Family, counter: str, packets: int) -> None:
+        """Makes a named counter that has counted already."""
+        self.other(f"add counter {FAMILY_WORD[family]} {TABLE} {counter} {{ packets {packets} bytes 0 }}")
+
     def rules(self, family: Family) -> dict[str, int]:
         """How many rules each chain has."""
         counts = {each["name"]: 0 for each in self._list(family, "chain")}
@@ -159,10 +167,15 @@ class MirroredRuleset(FakeRuleset):
         assert contents == self._real.contents(family)
         return contents
 
+    def has_counted(self, family: Family, counter: str, packets: int) -> None:
+        super().has_counted(family, counter, packets)
+        self._real.has_counted(family, counter, packets)
+
     def check(self) -> None:
         """Compares everything that both hold."""
         for family in Family:
             assert self.elements(family) == self._real.elements(family)
+            assert self.counters(family) == self._real.counters(family)
             table = self.tables.get(family)
             assert self._real.rules(family) == (
                 {name: len(chain.rules) for name, chain in table.chains.items()} if table is not None else {}

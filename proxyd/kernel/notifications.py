@@ -33,8 +33,8 @@ _NEW_GENERATION = 15
 _FAMILIES = {2: Family.IPV4, 10: Family.IPV6}
 _HEADER = struct.Struct("=IHHII")
 _ATTRIBUTE = struct.Struct("=HH")
-# Attribute 1 of every message is the table; this one says which chain or set it is about.
-_NAME_ATTRIBUTE = {"chain": 3, "rule": 2, "set": 2, "element": 2}
+# Attribute 1 of every message is the table; this one says which chain, set or object (a named counter) it is about.
+_NAME_ATTRIBUTE = {"chain": 3, "rule": 2, "set": 2, "element": 2, "object": 2}
 _RECEIVE = 1 << 18
 _SO_ATTACH_FILTER = 26
 _SHOWN = 5
@@ -153,7 +153,7 @@ def _notice(number: int, author: int, body: bytes) -> _Notice:
     if not kind or names.get(1) != TABLE:
         return _Notice(author, ends=False)
     name = names.get(_NAME_ATTRIBUTE.get(kind, 1), "")
-    where = f"{kind} {name}" if kind in ("table", "chain", "set") else f"{kind} in {name}"
+    where = f"{kind} {name}" if kind in ("table", "chain", "set", "object") else f"{kind} in {name}"
     return _Notice(author, False, family, f"{'deleted' if deleted else 'added'} {where}")
 
 

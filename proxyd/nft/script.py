@@ -26,6 +26,8 @@ def _lines(t: o.Transaction) -> Iterator[str]:
         yield f'add table {table} {{ comment "{t.table}"; }}'
     for container in t.containers:
         yield f"add {_kind(container.is_map)} {table} {container.name} {{ {_declaration(container, family)} }}"
+    for counter in t.counters:
+        yield f"add counter {table} {counter}"
     for chain in t.chains:
         yield f"add chain {table} {chain.name}{_chain_block(chain)}"
     for chain in t.chains:
@@ -164,6 +166,8 @@ def _action_text(s: o.Statement, family: str) -> str:
             text = f"meta mark set mark or {s.bit:#x}"
         case o.FlipMark():
             text = f"meta mark set mark xor {s.bit:#x}"
+        case o.Count():
+            text = f'counter name "{s.counter}"'
         case o.Drop():
             text = "drop"
         case o.Reject():

@@ -20,7 +20,7 @@ from proxyd.kernel.ruleset import Contents, KernelRefusedError, Ruleset
 from proxyd.model import Family, Finding, NodeSettings, Reason, ServiceKey
 from proxyd.nft.delta import NODE, Holdings
 from proxyd.nft.fixed import base_chains, generation_chains, node_port_elements
-from proxyd.nft.layout import AFFINITY, TABLE_COMMENT, Layout, generation_of
+from proxyd.nft.layout import AFFINITY, COUNTERS, TABLE_COMMENT, Layout, generation_of
 from proxyd.nft.objects import Chain, Transaction
 from proxyd.nft.render import ServiceObjects, render_service
 from proxyd.sync.flows import FlowTracker
@@ -219,6 +219,7 @@ class Reconciler:
                 self.family,
                 table=TABLE_COMMENT,
                 containers=layout.containers(),
+                counters=COUNTERS,
                 chains=chains,
                 add_elements=plan.transaction.add_elements,
             )

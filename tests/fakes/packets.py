@@ -210,7 +210,7 @@ class _Walk:
                     return state, _BREAK
                 return state._replace(destination=s.address, port=s.port, dnat=True), "accept"
             case _:
-                return state, {o.Drop: "drop", o.Reject: "reject"}[type(s)]
+                return state, {o.Drop: "drop", o.Reject: "reject", o.Count: _NEXT}[type(s)]
 
     def _test(self, true: bool, state: _State) -> tuple[Fraction, _State, str]:
         return _ONE, state, _NEXT if true else _BREAK

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 
 from proxyd.kernel.ruleset import KernelRefusedError
 from proxyd.model import Family
@@ -50,13 +50,15 @@ def check_hook(hook: o.Hook | None) -> None:
         raise KernelRefusedError(f"Operation not supported: {hook}")
 
 
-def check_rule(rule: o.Rule, family: Family, containers: Containers, chains: Chains) -> None:
+def check_rule(rule: o.Rule, family: Family, containers: Containers, chains: Chains, counters: Collection[str]) -> None:
     """Refuses a rule that refers to what does not exist or is of another kind, and values that cannot be."""
     if not rule:
         raise KernelRefusedError("syntax error: empty rule")
     if any(isinstance(statement, TERMINAL) for statement in rule[:-1]):
         raise KernelRefusedError("Statement after terminal statement has no effect")
     for statement in rule:
+        if isinstance(statement, o.Count) and statement.counter not in counters:
+            raise KernelRefusedError(f"No such file or directory: counter {statement.counter}")
         _check_statement(statement, family, containers, chains)
 
 

@@ -83,12 +83,13 @@ class FakeTable:
         self.comment = comment
         self.containers: dict[str, FakeContainer] = {}
         self.chains: dict[str, o.Chain] = {}
+        self.counters: dict[str, int] = {}
         self._own: set[str] = set()
 
     def copy(self) -> FakeTable:
         """A copy that copies containers when they are first written to."""
         new = FakeTable(self.comment)
-        new.containers, new.chains = dict(self.containers), dict(self.chains)
+        new.containers, new.chains, new.counters = dict(self.containers), dict(self.chains), dict(self.counters)
         return new
 
     def container(self, name: str) -> FakeContainer:
@@ -115,6 +116,12 @@ class FakeTable:
         elif _make(known.declared) != _make(container):
             raise KernelRefusedError(f"File exists: {container.name}")
 
+    def declare_counters(self, names: Iterable[str]) -> None:
+        """Makes named counters; one that is there keeps its count."""
+        for name in names:
+            check_name(name)
+            self.counters.setdefault(name, 0)
+
     def declare_chain(self, chain: o.Chain) -> None:
         """Makes a chain without rules, or takes the one that is there if the hook is the same or not mentioned."""
         check_name(chain.name)
@@ -130,7 +137,7 @@ class FakeTable:
         """Replaces a chain's rules."""
         declared = {name: each.declared for name, each in self.containers.items()}
         for rule in chain.rules:
-            check_rule(rule, family, declared, self.chains)
+            check_rule(rule, family, declared, self.chains, self.counters)
         known = self.chains[chain.name]
         self.chains[chain.name] = o.Chain(chain.name, chain.rules, known.hook, known.comment)
 
@@ -256,6 +263,15 @@ class FakeRuleset:
             return {}
         return {name: dict(_texts(each)) for name, each in table.containers.items()}
 
+    def counters(self, family: Family) -> dict[str, int]:
+        """What the named counters have counted."""
+        table = self.tables.get(family)
+        return dict(table.counters) if table is not None else {}
+
+    def has_counted(self, family: Family, counter: str, packets: int) -> None:
+        """Makes a named counter that has counted already."""
+        self.tables[family].counters[counter] = packets
+
     def _trouble(self, transaction: o.Transaction) -> None:
         if self._refusals:
             self._refusals -= 1
@@ -281,6 +297,7 @@ def apply(before: FakeTable | None, t: o.Transaction) -> FakeTable | None:
         table = FakeTable(t.table)
     for container in t.containers:
         table.declare(container)
+    table.declare_counters(t.counters)
     for chain in t.chains:
         table.declare_chain(chain)
     for chain in t.chains:

@@ -15,6 +15,7 @@ from proxyd.nft.objects import (
     Chain,
     Chance,
     Container,
+    Count,
     Dnat,
     DnatMap,
     Drop,
@@ -91,6 +92,7 @@ def text(family: Family = Family.IPV4, **parts: Any) -> str:
         (Marked(0x4000), "meta mark & 0x4000 != 0", "meta mark & 0x4000 != 0"),
         (SetMark(0x4000), "meta mark set mark or 0x4000", "meta mark set mark or 0x4000"),
         (FlipMark(0x80000000), "meta mark set mark xor 0x80000000", "meta mark set mark xor 0x80000000"),
+        (Count("dropped_pkts"), 'counter name "dropped_pkts"', 'counter name "dropped_pkts"'),
         (Jump("g1/a"), "jump g1/a", "jump g1/a"),
         (Goto("g1/a"), "goto g1/a", "goto g1/a"),
         (Drop(), "drop", "drop"),
@@ -190,6 +192,7 @@ def test_the_parts_come_in_the_order_of_the_fields() -> None:
     whole = text(
         table="layout 1",
         containers=(Container("s", (A,)),),
+        counters=("dropped_pkts",),
         chains=(Chain("c", ()),),
         delete_elements=(Element("s", "10.0.0.1"),),
         add_elements=(Element("s", "10.0.0.2"),),
@@ -200,6 +203,7 @@ def test_the_parts_come_in_the_order_of_the_fields() -> None:
     assert whole.splitlines() == [
         'add table ip proxyd { comment "layout 1"; }',
         "add set ip proxyd s { type ipv4_addr; }",
+        "add counter ip proxyd dropped_pkts",
         "add chain ip proxyd c",
         "flush chain ip proxyd c",
         "delete element ip proxyd s { 10.0.0.1 }",
