@@ -19,10 +19,13 @@ class Field(StrEnum):
     SADDR = "saddr"
     DADDR = "daddr"
     L4PROTO = "l4proto"
+    SPORT = "sport"
     DPORT = "dport"
     IIFNAME = "iifname"
     CT_STATE = "ct state"
     CT_STATUS = "ct status"
+    ORIGINAL_DADDR = "ct original daddr"
+    ORIGINAL_DPORT = "ct original proto-dst"
     SADDR_TYPE = "fib saddr type"
     DADDR_TYPE = "fib daddr type"
 

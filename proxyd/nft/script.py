@@ -107,10 +107,13 @@ _FIELDS = {
     o.Field.SADDR: "{family} saddr",
     o.Field.DADDR: "{family} daddr",
     o.Field.L4PROTO: "meta l4proto",
+    o.Field.SPORT: "th sport",
     o.Field.DPORT: "th dport",
     o.Field.IIFNAME: "iifname",
     o.Field.CT_STATE: "ct state",
     o.Field.CT_STATUS: "ct status",
+    o.Field.ORIGINAL_DADDR: "ct original {family} daddr",
+    o.Field.ORIGINAL_DPORT: "ct original proto-dst",
     o.Field.SADDR_TYPE: "fib saddr type",
     o.Field.DADDR_TYPE: "fib daddr type",
 }

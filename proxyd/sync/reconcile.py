@@ -20,7 +20,7 @@ from proxyd.kernel.ruleset import Contents, KernelRefusedError, Ruleset
 from proxyd.model import Family, Finding, NodeSettings, Reason, ServiceKey
 from proxyd.nft.delta import NODE, Holdings
 from proxyd.nft.fixed import base_chains, generation_chains, node_port_elements
-from proxyd.nft.layout import AFFINITY, COUNTERS, TABLE_COMMENT, Layout, generation_of
+from proxyd.nft.layout import COUNTERS, LASTING, TABLE_COMMENT, Layout, generation_of
 from proxyd.nft.objects import Chain, Transaction
 from proxyd.nft.render import ServiceObjects, render_service
 from proxyd.sync.flows import FlowTracker
@@ -193,7 +193,7 @@ class Reconciler:
         old = self._ruleset.contents(self.family)
         generation = 1 + max((generation_of(name) or 0 for name in (*old.chains, *old.containers)), default=0)
         layout, holdings = Layout(self.family, generation, settings.masquerade_mark), Holdings(self.family)
-        switch = base_chains(layout)
+        switch = base_chains(layout, settings)
         in_use = old.chains.isdisjoint(chain.name for chain in switch)
         self._quarantined = 0
         self._desired.forget()
@@ -349,7 +349,7 @@ def _node_objects(layout: Layout, settings: NodeSettings) -> ServiceObjects:
 
 def _not_of(generation: int, contents: Contents, base: tuple[Chain, ...]) -> Contents:
     """What of ``contents`` is neither of this generation nor lasting."""
-    lasting = {AFFINITY, *(chain.name for chain in base)}
+    lasting = {*LASTING, *(chain.name for chain in base)}
 
     def stale(name: str) -> bool:
         return name not in lasting and generation_of(name) != generation

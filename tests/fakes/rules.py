@@ -22,7 +22,10 @@ _FIELD_TYPES = {
     o.Field.SADDR: o.KeyType.ADDRESS,
     o.Field.DADDR: o.KeyType.ADDRESS,
     o.Field.L4PROTO: o.KeyType.PROTOCOL,
+    o.Field.SPORT: o.KeyType.PORT,
     o.Field.DPORT: o.KeyType.PORT,
+    o.Field.ORIGINAL_DADDR: o.KeyType.ADDRESS,
+    o.Field.ORIGINAL_DPORT: o.KeyType.PORT,
 }
 _WORDS = {
     o.Field.CT_STATE: {"new", "established", "related", "invalid"},

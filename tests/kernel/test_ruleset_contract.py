@@ -447,7 +447,9 @@ def test_contents_is_empty_once_the_table_is_gone(ruleset: EitherRuleset) -> Non
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize(
-    "fields", [{}, {"node_port_addresses": None}, {"local": None}, {"masquerade_all": True}], ids=str
+    "fields",
+    [{}, {"node_port_addresses": None}, {"local": None}, {"masquerade_all": True}, {"drop_invalid": False}],
+    ids=str,
 )
 def test_the_whole_layout_is_accepted(ruleset: EitherRuleset, family: Family, fields: dict[str, Any]) -> None:
     layout, settings_ = Layout(family, 7, 0x4000), build.settings(family, **fields)
@@ -457,13 +459,15 @@ def test_the_whole_layout_is_accepted(ruleset: EitherRuleset, family: Family, fi
             table=TABLE_COMMENT,
             containers=layout.containers(),
             counters=COUNTERS,
-            chains=generation_chains(layout, settings_) + base_chains(layout),
+            chains=generation_chains(layout, settings_) + base_chains(layout, settings_),
             add_elements=node_port_elements(layout, settings_),
         )
     )
     contents = ruleset.contents(family)
     assert contents.containers == {each.name: each.is_map for each in layout.containers()}
-    assert contents.chains == {each.name for each in generation_chains(layout, settings_) + base_chains(layout)}
+    assert contents.chains == {
+        each.name for each in generation_chains(layout, settings_) + base_chains(layout, settings_)
+    }
 
 
 @pytest.mark.parametrize("family", FAMILIES)

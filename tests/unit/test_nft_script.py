@@ -72,6 +72,12 @@ def text(family: Family = Family.IPV4, **parts: Any) -> str:
             "ip saddr . numgen random mod 1 offset 4294967295 @affinity",
             "ip6 saddr . numgen random mod 1 offset 4294967295 @affinity",
         ),
+        (
+            UpdateSet("t", (Field.ORIGINAL_DADDR, Field.ORIGINAL_DPORT), 60),
+            "update @t { ct original ip daddr . ct original proto-dst timeout 60s }",
+            "update @t { ct original ip6 daddr . ct original proto-dst timeout 60s }",
+        ),
+        (InSet((Field.SADDR, Field.SPORT), "t"), "ip saddr . th sport @t", "ip6 saddr . th sport @t"),
         (Chance(3), "numgen random mod 3 0", "numgen random mod 3 0"),
         (VerdictMap(NODE_PORT_KEY, "g1/n"), "meta l4proto . th dport vmap @g1/n", "meta l4proto . th dport vmap @g1/n"),
         (
