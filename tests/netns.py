@@ -27,7 +27,7 @@ from proxyd.kernel.libnftables import LibNftables
 from proxyd.kernel.ruleset import Contents, KernelRefusedError
 from proxyd.model import Family
 from proxyd.nft.layout import TABLE
-from proxyd.nft.objects import Transaction
+from proxyd.nft.objects import Element, Transaction
 from proxyd.nft.script import FAMILY_WORD
 from tests.fakes.flows import Flow, Given
 from tests.fakes.ruleset import FakeRuleset
@@ -99,6 +99,13 @@ class RealRuleset:
     def has_counted(self, family: Family, counter: str, packets: int) -> None:
         """Makes a named counter that has counted already."""
         self.other(f"add counter {FAMILY_WORD[family]} {TABLE} {counter} {{ packets {packets} bytes 0 }}")
+
+    def has_passed(self, family: Family, element: Element, packets: int) -> None:
+        """Has the counter of an element that is there stand at this."""
+        place = f"element {FAMILY_WORD[family]} {TABLE} {element.container}"
+        comment = f'comment "{element.comment}"' if element.comment else ""
+        counted = f"{element.key} counter packets {packets} bytes 0 {comment} : {element.value}"
+        self.other(f"delete {place} {{ {element.key} }}\nadd {place} {{ {counted} }}")
 
     def rules(self, family: Family) -> dict[str, int]:
         """How many rules each chain has."""

@@ -25,11 +25,13 @@ class FakeContainer:
         self.declared = declared
         self.entries: dict[StoredKey, Entry] = {}
         self.targets: Counter[str] = Counter()
+        # What the counters of elements have counted.
+        self.counted: dict[StoredKey, int] = {}
 
     def copy(self) -> FakeContainer:
         """An independent copy."""
         new = FakeContainer(self.declared)
-        new.entries, new.targets = dict(self.entries), Counter(self.targets)
+        new.entries, new.targets, new.counted = dict(self.entries), Counter(self.targets), dict(self.counted)
         return new
 
     def add(self, element: o.Element, family: Family) -> None:
@@ -57,6 +59,7 @@ class FakeContainer:
         if known is None:
             raise KernelRefusedError(f"No such file or directory: {element}")
         del self.entries[known.key]
+        self.counted.pop(known.key, None)
         if isinstance(known.value, Verdict) and known.value.chain:
             self.targets[known.value.chain] -= 1
 
@@ -271,6 +274,14 @@ class FakeRuleset:
     def has_counted(self, family: Family, counter: str, packets: int) -> None:
         """Makes a named counter that has counted already."""
         self.tables[family].counters[counter] = packets
+
+    def has_passed(self, family: Family, element: o.Element, packets: int) -> None:
+        """Has the counter of an element that is there stand at this."""
+        container = self.tables[family].container(element.container)
+        key = read_key(container.declared, element.key, family)
+        assert container.declared.counter
+        assert key in container.entries
+        container.counted[key] = packets
 
     def _trouble(self, transaction: o.Transaction) -> None:
         if self._refusals:
