@@ -20,6 +20,9 @@ PERIOD = 10.0
 # ... and more of them where reading would take a larger share of one core than this.
 SHARE = 0.01
 
+# Seconds until the first reading; which Services to ask about endpoints is known from the second one on.
+FIRST = 1.0
+
 
 class Meter:
     """Totals of all families as of the last reading; ``traffic`` is immutable and swapped whole."""
@@ -52,7 +55,7 @@ class Meter:
             self._thread.join(timeout)
 
     def _run(self) -> None:
-        rest = self._period
+        rest = min(self._period, FIRST)
         while not self._stopped.wait(rest):
             started = time.thread_time()
             self._read()
