@@ -15,7 +15,8 @@ from tests.fakes.ruleset import FakeContainer, FakeRuleset
 class FakeCounters:
     """Implements ``Counters``. ``failing``: what the next readings fail with; ``interrupted``: they are not whole.
 
-    With ``seen`` set, only so many frontends are found by a reading that is not whole, or before one fails.
+    With ``seen`` set, only so many frontends are found by a reading that is not whole, or before one fails. ``asked``:
+    whose endpoints were asked for; ``readings``: how many there were, of each family one.
     """
 
     def __init__(self, ruleset: FakeRuleset) -> None:
@@ -24,9 +25,11 @@ class FakeCounters:
         self.interrupted = False
         self.seen: int | None = None
         self.asked: list[FrontendKey] = []
+        self.readings = 0
 
     def generations(self, family: Family) -> frozenset[int]:
         """See ``Counters``."""
+        self.readings += 1
         if self.failing and self.seen is None:
             raise CountersError(self.failing)
         found = map(generation_of, self._ruleset.contents(family).containers)

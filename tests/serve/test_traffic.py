@@ -26,15 +26,15 @@ def test_services_and_endpoints_of_both_families() -> None:
     web = ServiceTraffic(
         "shop", "web", "http", "tcp", 7, {Backend("10.244.0.1", 8080): 3, Backend("10.244.0.2", 80): 4}
     )
-    dns = ServiceTraffic("kube-system", "dns", "", "udp", 2, {Backend("fd00::1", 53): 2})
+    dns = ServiceTraffic("system", "dns", "", "udp", 2, {Backend("fd00::1", 53): 2})
     assert scraped({V4: Traffic((web,)), V6: Traffic((dns,))}) == [
         'proxyd_service_connections_total{ip_family="IPv4",namespace="shop",port="http",protocol="tcp",service="web"} 7.0',
-        'proxyd_service_connections_total{ip_family="IPv6",namespace="kube-system",port="",protocol="udp",service="dns"} 2.0',
+        'proxyd_service_connections_total{ip_family="IPv6",namespace="system",port="",protocol="udp",service="dns"} 2.0',
         'proxyd_endpoint_connections_total{endpoint="10.244.0.1:8080",ip_family="IPv4",namespace="shop",port="http",'
         'protocol="tcp",service="web"} 3.0',
         'proxyd_endpoint_connections_total{endpoint="10.244.0.2:80",ip_family="IPv4",namespace="shop",port="http",'
         'protocol="tcp",service="web"} 4.0',
-        'proxyd_endpoint_connections_total{endpoint="[fd00::1]:53",ip_family="IPv6",namespace="kube-system",port="",'
+        'proxyd_endpoint_connections_total{endpoint="[fd00::1]:53",ip_family="IPv6",namespace="system",port="",'
         'protocol="udp",service="dns"} 2.0',
         f"{DROPPED} 0.0",
     ]

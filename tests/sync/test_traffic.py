@@ -1,4 +1,4 @@
-"""Totals from successive readings of counters that begin anew: what survives, what is told, and that nothing counts twice."""
+"""Totals from successive readings of counters that begin anew: what survives, what is told; nothing counts twice."""
 
 from __future__ import annotations
 
@@ -97,6 +97,19 @@ def test_another_number_of_endpoints_adds_the_element_anew_and_the_total_goes_on
     node.world.sync()
     node.connect("10.96.0.1", *[A] * after)
     assert node.connections() == {"web": before + after}
+
+
+def test_an_element_that_went_and_came_back_between_two_readings_has_begun_anew() -> None:
+    node = Node(*web(A))
+    node.read()
+    node.connect("10.96.0.1", *[A] * 5)
+    node.read()
+    node.world.put(*web(A, B))
+    node.world.sync()
+    node.world.put(*web(A))
+    node.world.sync()
+    node.connect("10.96.0.1", A, A)
+    assert node.connections() == {"web": 7}
 
 
 @pytest.mark.parametrize("before", [1, 5])
@@ -222,13 +235,19 @@ def test_a_reading_that_was_interrupted_loses_nothing_and_counts_nothing_twice(s
     node.connect("10.96.0.2", A)
     node.read()
     node.read()
+    # Totals are more than what the elements have counted from now on.
+    node.world.reconciler.forget()
+    node.world.settle()
+    node.connect("10.96.0.1", A)
+    node.connect("10.96.0.2", A)
+    node.read()
     node.counters.interrupted, node.counters.seen = True, seen
     node.connect("10.96.0.2", A)
     node.read()
     node.counters.interrupted, node.counters.seen = False, None
     node.connect("10.96.0.1", A)
-    assert node.connections() == {"s1": 3, "s2": 2}
-    assert {name: dict(each.endpoints) for name, each in node.read().items()} == {"s1": {A: 3}, "s2": {A: 2}}
+    assert node.connections() == {"s1": 4, "s2": 3}
+    assert {name: dict(each.endpoints) for name, each in node.read().items()} == {"s1": {A: 4}, "s2": {A: 3}}
 
 
 @pytest.mark.parametrize("seen", [None, 0, 1])
