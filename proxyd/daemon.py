@@ -17,6 +17,7 @@ from proxyd.config import Config
 from proxyd.desired.settings import NodePolicy, needs_local_addresses, node_settings
 from proxyd.kernel import host
 from proxyd.kernel.conntrack import Conntrack
+from proxyd.kernel.counters import NetlinkCounters
 from proxyd.kernel.libnftables import LibNftables
 from proxyd.kernel.lock import lock_namespace
 from proxyd.kernel.notifications import Notifications
@@ -29,11 +30,14 @@ from proxyd.serve.health import Moment, is_ready
 from proxyd.serve.metrics import Metrics, WatchState
 from proxyd.serve.report import SOCKET, Report, build_report
 from proxyd.serve.service_health import ServiceHealth
+from proxyd.serve.traffic import TrafficCollector
 from proxyd.startup import announce, identity, policy_of
 from proxyd.sync.cleaner import FlowCleaner
 from proxyd.sync.loop import SyncLoop, Timing
+from proxyd.sync.meter import Meter
 from proxyd.sync.reconcile import Reconciler
 from proxyd.sync.status import Status
+from proxyd.sync.traffic import ALL, TOP
 
 log = structlog.get_logger("proxyd")
 
@@ -141,6 +145,8 @@ class Daemon:
         progress = Progress()
         expected = policy.node_name if config.manifests is None else ""
         self._flows = flows = FlowCleaner(Conntrack(), self._metrics)
+        self._meter = Meter(NetlinkCounters(), self._families, ALL if config.all_service_metrics else TOP)
+        self._metrics.add(TrafficCollector(lambda: self._meter.traffic))
         stopping = self._ended.is_set
         self._loop = SyncLoop(
             store,
@@ -162,6 +168,7 @@ class Daemon:
         self._server.start()
         self._listen()
         self._notifications.start()
+        self._meter.start()
         for source in self._sources:
             source.start()
         self._syncing.start()
@@ -186,6 +193,7 @@ class Daemon:
             source.stop()
         self._notifications.stop()
         self._flows.stop()
+        self._meter.stop()
         self._server.stop()
         return self._exit_status
 

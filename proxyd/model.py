@@ -154,6 +154,7 @@ class NodeSettings(msgspec.Struct, frozen=True, gc=False):
 
     ``node_port_addresses`` is None where node ports answer on every local address. ``local`` is None without a detector.
     ``reset_gone_tcp``: TCP connections to endpoints that are in no slice any more are cut.
+    ``drop_invalid``: TCP segments of Services that conntrack finds invalid are dropped; it never changes while running.
     """
 
     family: Family
@@ -165,3 +166,4 @@ class NodeSettings(msgspec.Struct, frozen=True, gc=False):
     masquerade_all: bool = False
     masquerade_mark: int = 0x4000
     reset_gone_tcp: bool = False
+    drop_invalid: bool = True

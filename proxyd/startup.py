@@ -30,6 +30,8 @@ def policy_of(config: Config) -> NodePolicy:
         masquerade_all=config.masquerade_all,
         masquerade_mark=config.masquerade_mark,
         reset_gone_tcp=config.reset_gone_tcp,
+        # Where conntrack is liberal, no segment is invalid for its place in the window.
+        drop_invalid=not host.tcp_be_liberal(),
     )
 
 
@@ -76,6 +78,8 @@ def _detected(config: Config, policy: NodePolicy, families: Sequence[Family]) ->
     liberal = host.tcp_be_liberal()
     value = "not loaded" if liberal is None else str(int(liberal))
     yield Detected("nf_conntrack_tcp_be_liberal", value, "sysctl, as read at start")
+    drops = "of Services" if policy.drop_invalid else "none"
+    yield Detected("drop invalid segments", drops, "unless nf_conntrack_tcp_be_liberal is on")
 
 
 def _source(config: Config) -> Detected:

@@ -27,7 +27,7 @@ from proxyd.kernel.libnftables import LibNftables
 from proxyd.kernel.ruleset import Contents, KernelRefusedError
 from proxyd.model import Family
 from proxyd.nft.layout import TABLE
-from proxyd.nft.objects import Transaction
+from proxyd.nft.objects import Element, Transaction
 from proxyd.nft.script import FAMILY_WORD
 from tests.fakes.flows import Flow, Given
 from tests.fakes.ruleset import FakeRuleset
@@ -91,6 +91,21 @@ class RealRuleset:
     def elements(self, family: Family) -> dict[str, dict[str, str]]:
         """Keys and values of all elements by container, in the words in which they were added."""
         return {each["name"]: elements_of(each) for kind, each in self.listed(family) if kind in ("set", "map")}
+
+    def counters(self, family: Family) -> dict[str, int]:
+        """What the named counters have counted."""
+        return {each["name"]: each["packets"] for each in self._list(family, "counter")}
+
+    def has_counted(self, family: Family, counter: str, packets: int) -> None:
+        """Makes a named counter that has counted already."""
+        self.other(f"add counter {FAMILY_WORD[family]} {TABLE} {counter} {{ packets {packets} bytes 0 }}")
+
+    def has_passed(self, family: Family, element: Element, packets: int) -> None:
+        """Has the counter of an element that is there stand at this."""
+        place = f"element {FAMILY_WORD[family]} {TABLE} {element.container}"
+        comment = f'comment "{element.comment}"' if element.comment else ""
+        counted = f"{element.key} counter packets {packets} bytes 0 {comment} : {element.value}"
+        self.other(f"delete {place} {{ {element.key} }}\nadd {place} {{ {counted} }}")
 
     def rules(self, family: Family) -> dict[str, int]:
         """How many rules each chain has."""
@@ -165,10 +180,15 @@ class MirroredRuleset(FakeRuleset):
         assert contents == self._real.contents(family)
         return contents
 
+    def has_counted(self, family: Family, counter: str, packets: int) -> None:
+        super().has_counted(family, counter, packets)
+        self._real.has_counted(family, counter, packets)
+
     def check(self) -> None:
         """Compares everything that both hold."""
         for family in Family:
             assert self.elements(family) == self._real.elements(family)
+            assert self.counters(family) == self._real.counters(family)
             table = self.tables.get(family)
             assert self._real.rules(family) == (
                 {name: len(chain.rules) for name, chain in table.chains.items()} if table is not None else {}

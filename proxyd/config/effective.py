@@ -12,6 +12,7 @@ from proxyd.config.flags import apply_flags, options
 from proxyd.config.parse import Parsed, parse_file
 from proxyd.config.schema import ConfigError, Conntrack, Document, Problem, leaves
 from proxyd.config.validate import (
+    ALL_SERVICE_METRICS,
     DEFAULT_LOCAL_MODE,
     HEALTHZ_PORT,
     METRICS_PORT,
@@ -84,6 +85,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     conntrack: Conntrack
     oom_score_adj: int
     reset_gone_tcp: bool = False
+    all_service_metrics: bool = False
     unused: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
 
@@ -165,6 +167,7 @@ def _effective(document: Document) -> Config:
         conntrack=document.conntrack,
         oom_score_adj=document.oom_score_adj,
         reset_gone_tcp=document.feature_gates.get(RESET_GONE_TCP, False),
+        all_service_metrics=document.feature_gates.get(ALL_SERVICE_METRICS, False),
     )
 
 

@@ -25,8 +25,10 @@ HEALTHZ_PORT = 10256
 METRICS_PORT = 10249
 # Has TCP connections to endpoints that are in no slice any more reset, instead of left to time out.
 RESET_GONE_TCP = "ResetGoneTCP"
+# Shows the connections of all Services and endpoints in the metrics, instead of those of the busiest Services.
+ALL_SERVICE_METRICS = "AllServiceMetrics"
 # Gates that proxyd knows. kube-proxy's own say nothing about proxyd, so an unknown one is not an error.
-FEATURE_GATES = frozenset({RESET_GONE_TCP})
+FEATURE_GATES = frozenset({RESET_GONE_TCP, ALL_SERVICE_METRICS})
 
 # What Linux allows (dev_valid_name) less what would need quoting in a rule: such names go into rule text.
 _INTERFACE = re.compile(r"[A-Za-z0-9_.@-]{1,15}")

@@ -28,6 +28,7 @@ class NodePolicy(msgspec.Struct, frozen=True):
     masquerade_all: bool = False
     masquerade_mark: int = 0x4000
     reset_gone_tcp: bool = False
+    drop_invalid: bool = True
 
 
 def node_settings(
@@ -45,6 +46,7 @@ def node_settings(
         masquerade_all=policy.masquerade_all,
         masquerade_mark=policy.masquerade_mark,
         reset_gone_tcp=policy.reset_gone_tcp,
+        drop_invalid=policy.drop_invalid,
     )
 
 

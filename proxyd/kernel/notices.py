@@ -10,7 +10,7 @@ from typing import NamedTuple
 from proxyd.model import Family
 from proxyd.nft.drift import Edits
 from proxyd.nft.keys import key_text
-from proxyd.nft.layout import AFFINITY, TABLE, declared
+from proxyd.nft.layout import LASTING, TABLE, declared
 
 _SUBSYSTEM_NFTABLES = 10
 # Message numbers of nf_tables: what was made; what was deleted has the number two above.
@@ -19,8 +19,8 @@ _NEW_GENERATION = 15
 _FAMILIES = {2: Family.IPV4, 10: Family.IPV6}
 _HEADER = struct.Struct("=IHHII")
 _ATTRIBUTE = struct.Struct("=HH")
-# Attribute 1 of every message is the table; this one says which chain or set it is about.
-_NAME_ATTRIBUTE = {"chain": 3, "rule": 2, "set": 2, "element": 2}
+# Attribute 1 of every message is the table; this one says which chain, set or object (a named counter) it is about.
+_NAME_ATTRIBUTE = {"chain": 3, "rule": 2, "set": 2, "element": 2, "object": 2}
 _ELEMENTS, _KEY, _KEY_END, _VALUE = 3, 1, 10, 1
 # The two highest bits of an attribute's number are flags.
 _NUMBER = 0x3FFF
@@ -42,10 +42,11 @@ class Notice(NamedTuple):
 
     def tell(self, edits: Edits) -> None:
         """Adds what it says to the edits of its family."""
-        if self.kind == "element" and self.name == AFFINITY:
+        if self.kind == "element" and self.name in LASTING:
             # Packets make these; who takes some away or adds some does no harm.
             return
-        where = f"{self.kind} {self.name}" if self.kind in ("table", "chain", "set") else f"{self.kind} in {self.name}"
+        within = " in" if self.kind in ("rule", "element") else ""
+        where = f"{self.kind}{within} {self.name}"
         edits.told(f"{'deleted' if self.deleted else 'added'} {where}")
         if edits.everything:
             return

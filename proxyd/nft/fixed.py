@@ -3,9 +3,17 @@
 from __future__ import annotations
 
 from proxyd.model import Family, LocalDetector, NodeSettings
-from proxyd.nft.layout import ADDRESS_KEY, NODE_PORT_KEY, Layout
+from proxyd.nft.layout import (
+    ADDRESS_KEY,
+    INVALID_DROPPED,
+    NODE_PORT_KEY,
+    TRANSLATED,
+    TRANSLATED_SECONDS,
+    Layout,
+)
 from proxyd.nft.objects import (
     Chain,
+    Count,
     Drop,
     Element,
     Field,
@@ -22,6 +30,7 @@ from proxyd.nft.objects import (
     Rule,
     SetMark,
     Statement,
+    UpdateSet,
     VerdictMap,
 )
 
@@ -31,7 +40,7 @@ _NEW = Match(Field.CT_STATE, "new")
 _LOOPBACK = {Family.IPV4: "127.0.0.0/8", Family.IPV6: "::1"}
 
 
-def base_chains(layout: Layout) -> tuple[Chain, ...]:
+def base_chains(layout: Layout, settings: NodeSettings) -> tuple[Chain, ...]:
     """The base chains: only jumps into the generation, so that replacing them switches all traffic at once.
 
     What has no endpoint is refused in input, forward and output and not in prerouting, where ``reject`` is not allowed
@@ -44,13 +53,17 @@ def base_chains(layout: Layout) -> tuple[Chain, ...]:
     def hook(kind: str, where: str, priority: int) -> Hook:
         return Hook(kind, where, priority)
 
+    # A segment that conntrack finds invalid is not new, and it is not translated either.
+    invalid: tuple[Rule, ...] = ((Match(Field.CT_STATE, "invalid"), Jump(layout.name("invalid"))),)
+    drop, note = (invalid, ("note-translated",)) if settings.drop_invalid else ((), ())
     services: tuple[Rule, ...] = ((Jump(layout.name("services")),),)
+    ports, rest = ("no-endpoint-nodeports-check", "no-endpoints-check"), ("no-endpoints-check", "cluster-ips-check")
     return (
         Chain("filter-prerouting-pre-dnat", jumps("firewall"), hook("filter", "prerouting", PRE_DNAT)),
         Chain("filter-output-pre-dnat", jumps("firewall"), hook("filter", "output", PRE_DNAT)),
-        Chain("filter-input", jumps("no-endpoint-nodeports-check", "no-endpoints-check"), hook("filter", "input", 0)),
-        Chain("filter-forward", jumps("no-endpoints-check", "cluster-ips-check"), hook("filter", "forward", 0)),
-        Chain("filter-output", jumps("no-endpoints-check", "cluster-ips-check"), hook("filter", "output", 0)),
+        Chain("filter-input", drop + jumps(*ports, *note), hook("filter", "input", 0)),
+        Chain("filter-forward", drop + jumps(*rest, *note), hook("filter", "forward", 0)),
+        Chain("filter-output", drop + jumps(*rest, *note), hook("filter", "output", 0)),
         Chain("nat-prerouting", services, hook("nat", "prerouting", -100)),
         Chain("nat-output", services, hook("nat", "output", -100)),
         Chain("nat-postrouting", ((Jump(layout.name("masquerading")),),), hook("nat", "postrouting", 100)),
@@ -98,6 +111,7 @@ def generation_chains(layout: Layout, settings: NodeSettings) -> tuple[Chain, ..
             ((*node_ports, VerdictMap(NODE_PORT_KEY, name("no-endpoint-nodeports"))),),
         ),
         Chain(name("cluster-ips-check"), ((in_cluster_ips, Goto(name("reject"))),)),
+        *(invalid_segments(layout) if settings.drop_invalid else ()),
         Chain(
             name("masquerading"),
             (
@@ -135,6 +149,31 @@ def node_port_destination(layout: Layout, settings: NodeSettings) -> Rule:
     if settings.node_port_addresses is None:
         return (Match(Field.DADDR_TYPE, "local"), Match(Field.DADDR, _LOOPBACK[settings.family], negate=True))
     return (InSet((Field.DADDR,), layout.name("nodeport-ips")),)
+
+
+def invalid_segments(layout: Layout) -> tuple[Chain, Chain]:
+    """Keeps TCP segments that conntrack finds invalid from reaching anyone untranslated, where they are of a Service.
+
+    An answer out of conntrack's window would reach the client with the endpoint's address, and the client would reset a
+    connection that is in order. Such a segment belongs to no connection any more, so what was translated is remembered.
+    """
+    tcp = Match(Field.L4PROTO, "tcp")
+    ends: tuple[Key, Key] = (Field.DADDR, Field.DPORT), (Field.ORIGINAL_DADDR, Field.ORIGINAL_DPORT)
+    translated: Rule = (tcp, Match(Field.CT_STATUS, "dnat"))
+    drop = Count(INVALID_DROPPED), Drop()
+    return (
+        Chain(
+            layout.name("note-translated"),
+            tuple((*translated, UpdateSet(TRANSLATED, e, TRANSLATED_SECONDS)) for e in ends),
+        ),
+        Chain(
+            layout.name("invalid"),
+            (
+                (tcp, InSet((Field.SADDR, Field.SPORT), TRANSLATED), *drop),
+                (tcp, InSet((Field.DADDR, Field.DPORT), TRANSLATED), *drop),
+            ),
+        ),
+    )
 
 
 def node_port_elements(layout: Layout, settings: NodeSettings) -> tuple[Element, ...]:

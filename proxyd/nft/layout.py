@@ -1,7 +1,8 @@
 """The two-map layout: names of all objects of one generation, its sets and maps, and the chains that balance.
 
-Everything but the base chains and the affinity set belongs to a *generation* (``g1/endpoints``): a full sync loads a new
-generation beside the old one and then points the base chains at it. docs/nftables.md shows a whole listing.
+Everything but the base chains, the lasting sets and the named counters belongs to a *generation* (``g1/endpoints``): a
+full sync loads a new generation beside the old one and then points the base chains at it. docs/nftables.md shows a whole
+listing.
 """
 
 from __future__ import annotations
@@ -19,6 +20,15 @@ TABLE_COMMENT = "rules of proxyd, layout 1"
 AFFINITY = "affinity"
 # The kernel keeps room for pins by need; when there is none left, clients are served without a pin.
 AFFINITY_SIZE = 1 << 20
+# Both ends (address and port) of the TCP connections that were translated here lately, for a day after the last one began.
+TRANSLATED = "translated"
+TRANSLATED_SIZE = 1 << 16
+TRANSLATED_SECONDS = 86400
+# Sets that outlive generations, with what the kernel put into them.
+LASTING = frozenset({AFFINITY, TRANSLATED})
+# Named counters, which outlive generations too. The name is the one under which kube-proxy counts the same.
+INVALID_DROPPED = "ct_state_invalid_dropped_pkts"
+COUNTERS = (INVALID_DROPPED,)
 # Indexes of a frontend's second endpoint list (externalTrafficPolicy Local: the endpoints on this node).
 LOCAL_BASE = 1 << 16
 
@@ -64,9 +74,10 @@ class Layout(msgspec.Struct, frozen=True):
         return f"g{self.generation}/{base}"
 
     def containers(self) -> tuple[Container, ...]:
-        """All sets and maps, the lasting affinity set included."""
+        """All sets and maps, the lasting ones included."""
         return (
             Container(AFFINITY, (_A, _N), timeout=True, size=AFFINITY_SIZE),
+            Container(TRANSLATED, _BACKEND, timeout=True, size=TRANSLATED_SIZE),
             Container(self.name("cluster-ips"), (_A,)),
             Container(self.name("nodeport-ips"), (_A,)),
             Container(self.name("hairpin"), (_A, _A, _P, _PORT)),

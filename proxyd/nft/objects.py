@@ -19,10 +19,13 @@ class Field(StrEnum):
     SADDR = "saddr"
     DADDR = "daddr"
     L4PROTO = "l4proto"
+    SPORT = "sport"
     DPORT = "dport"
     IIFNAME = "iifname"
     CT_STATE = "ct state"
     CT_STATUS = "ct status"
+    ORIGINAL_DADDR = "ct original daddr"
+    ORIGINAL_DPORT = "ct original proto-dst"
     SADDR_TYPE = "fib saddr type"
     DADDR_TYPE = "fib daddr type"
 
@@ -113,6 +116,12 @@ class FlipMark(_Data, frozen=True, gc=False):
     bit: int
 
 
+class Count(_Data, frozen=True, gc=False):
+    """Adds the packet to a named counter."""
+
+    counter: str
+
+
 class Jump(_Data, frozen=True, gc=False):
     """Goes on in another chain and comes back at its end."""
 
@@ -150,6 +159,7 @@ Statement = (
     | Marked
     | SetMark
     | FlipMark
+    | Count
     | Jump
     | Goto
     | Drop
@@ -218,14 +228,15 @@ class Element(NamedTuple):
 class Transaction(_Data, frozen=True, gc=False):
     """All of it happens or nothing does. The parts are applied in the order of the fields.
 
-    ``table`` is the comment with which to ensure the table, None to take it as it is. Each of ``chains`` is made if
-    absent and its rules replaced. Elements are deleted before others are added, since the kernel refuses to add a key
-    that exists with another value.
+    ``table`` is the comment with which to ensure the table, None to take it as it is. Each of ``counters`` is made if
+    absent; one that is there goes on counting. Each of ``chains`` is made if absent and its rules replaced. Elements are
+    deleted before others are added, since the kernel refuses to add a key that exists with another value.
     """
 
     family: Family
     table: str | None = None
     containers: tuple[Container, ...] = ()
+    counters: tuple[str, ...] = ()
     chains: tuple[Chain, ...] = ()
     delete_elements: tuple[Element, ...] = ()
     add_elements: tuple[Element, ...] = ()
@@ -238,6 +249,7 @@ class Transaction(_Data, frozen=True, gc=False):
         """How many operations it has (a rule counts as one)."""
         return (
             len(self.containers)
+            + len(self.counters)
             + sum(1 + len(chain.rules) for chain in self.chains)
             + len(self.delete_elements)
             + len(self.add_elements)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from proxyd.model import NodeSettings
 from proxyd.nft.delta import Holdings
 from proxyd.nft.drift import Drift
 from proxyd.nft.fixed import base_chains
@@ -9,7 +10,7 @@ from proxyd.nft.layout import Layout, generation_of
 from proxyd.nft.objects import Element, Transaction
 
 
-def repair(drift: Drift, holdings: Holdings, layout: Layout) -> Transaction:
+def repair(drift: Drift, holdings: Holdings, layout: Layout, settings: NodeSettings) -> Transaction:
     """Brings exactly the places of ``drift`` to what the kernel should hold; ``drift`` must not mean everything.
 
     What is there by the last notification is deleted whatever its value, since the kernel refuses another value for a key
@@ -18,7 +19,7 @@ def repair(drift: Drift, holdings: Holdings, layout: Layout) -> Transaction:
     """
     places = [place for place in drift.elements if generation_of(place[0]) == layout.generation]
     wanted = [element for place in places if (element := holdings.element(*place)) is not None]
-    lasting = {chain.name: chain for chain in base_chains(layout)}
+    lasting = {chain.name: chain for chain in base_chains(layout, settings)}
     chains = (lasting.get(name) or holdings.chain(name) for name in sorted(drift.chains))
     return Transaction(
         drift.family,

@@ -26,6 +26,8 @@ def _lines(t: o.Transaction) -> Iterator[str]:
         yield f'add table {table} {{ comment "{t.table}"; }}'
     for container in t.containers:
         yield f"add {_kind(container.is_map)} {table} {container.name} {{ {_declaration(container, family)} }}"
+    for counter in t.counters:
+        yield f"add counter {table} {counter}"
     for chain in t.chains:
         yield f"add chain {table} {chain.name}{_chain_block(chain)}"
     for chain in t.chains:
@@ -107,10 +109,13 @@ _FIELDS = {
     o.Field.SADDR: "{family} saddr",
     o.Field.DADDR: "{family} daddr",
     o.Field.L4PROTO: "meta l4proto",
+    o.Field.SPORT: "th sport",
     o.Field.DPORT: "th dport",
     o.Field.IIFNAME: "iifname",
     o.Field.CT_STATE: "ct state",
     o.Field.CT_STATUS: "ct status",
+    o.Field.ORIGINAL_DADDR: "ct original {family} daddr",
+    o.Field.ORIGINAL_DPORT: "ct original proto-dst",
     o.Field.SADDR_TYPE: "fib saddr type",
     o.Field.DADDR_TYPE: "fib daddr type",
 }
@@ -166,6 +171,8 @@ def _action_text(s: o.Statement, family: str) -> str:
             text = f"meta mark set mark or {s.bit:#x}"
         case o.FlipMark():
             text = f"meta mark set mark xor {s.bit:#x}"
+        case o.Count():
+            text = f'counter name "{s.counter}"'
         case o.Drop():
             text = "drop"
         case o.Reject():

@@ -133,6 +133,10 @@ class Metrics:
         PlatformCollector(registry=registry)
         GCCollector(registry=registry)
 
+    def add(self, collector: Collector) -> None:
+        """Shows more metrics, which are somebody else's state."""
+        self._registry.register(collector)
+
     def _histogram(self, name: str, documentation: str, buckets: Sequence[float]) -> Histogram:
         return Histogram(name, documentation, ["ip_family"], buckets=buckets, registry=self._registry)
 

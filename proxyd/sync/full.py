@@ -10,7 +10,7 @@ from proxyd.kernel.ruleset import KernelRefusedError
 from proxyd.model import Family, NodeSettings, ServiceKey
 from proxyd.nft.delta import NODE, Holdings
 from proxyd.nft.fixed import base_chains, generation_chains, node_port_elements
-from proxyd.nft.layout import TABLE_COMMENT, Layout, generation_of
+from proxyd.nft.layout import COUNTERS, TABLE_COMMENT, Layout, generation_of
 from proxyd.nft.objects import Chain, Transaction
 from proxyd.nft.render import ServiceObjects
 from proxyd.sync.commits import Changes, Commits
@@ -69,7 +69,7 @@ class FullWriter:
         old = commits.contents()
         generation = 1 + max((generation_of(name) or 0 for name in (*old.chains, *old.containers)), default=0)
         written = Written(Layout(commits.family, generation, settings.masquerade_mark), Holdings(commits.family))
-        switch = base_chains(written.layout)
+        switch = base_chains(written.layout, settings)
         in_use = old.chains.isdisjoint(chain.name for chain in switch)
         self._quarantined = 0
         desired.forget()
@@ -95,6 +95,7 @@ class FullWriter:
                 layout.family,
                 table=TABLE_COMMENT,
                 containers=layout.containers(),
+                counters=COUNTERS,
                 chains=plan.transaction.chains + base,
                 add_elements=plan.transaction.add_elements,
             )

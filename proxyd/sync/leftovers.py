@@ -7,7 +7,7 @@ from collections.abc import Callable
 import structlog
 
 from proxyd.kernel.ruleset import Contents, KernelRefusedError
-from proxyd.nft.layout import AFFINITY, Layout, generation_of
+from proxyd.nft.layout import LASTING, Layout, generation_of
 from proxyd.nft.objects import Chain, Transaction
 from proxyd.sync.commits import Commits
 
@@ -28,7 +28,7 @@ class Leftovers:
 
     def switched(self, generation: int, old: Contents, base: tuple[Chain, ...]) -> None:
         """A generation is in use now: what was there before it, and is neither of it nor lasting, is left over."""
-        lasting = {AFFINITY, *(chain.name for chain in base)}
+        lasting = {*LASTING, *(chain.name for chain in base)}
         self._left = _part(old, lambda name: name not in lasting and generation_of(name) != generation)
 
     def abandon(self, layout: Layout) -> None:

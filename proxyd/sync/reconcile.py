@@ -156,9 +156,9 @@ class Reconciler:
 
     def _write_repair(self, written: Written) -> None:
         drift, self._drift = self._drift, None
-        if drift is None:
+        if drift is None or self.settings is None:
             return
-        self._commits.write(repair(drift, written.holdings, written.layout))
+        self._commits.write(repair(drift, written.holdings, written.layout, self.settings))
         # Flows may have begun while the rules were others'.
         owners = [written.holdings.owner(*place) for place in drift.elements]
         known = {owner for owner in owners if owner is not None}

@@ -189,7 +189,8 @@ class _Walk:
                 yield from self._mapped(s, state)
             case o.UpdateSet():
                 for probability, key in self._keys(s.key, state):
-                    yield probability, *self._pin(key, state)
+                    pins = o.KeyType.NUMBER in self._table.containers[s.set].declared.key
+                    yield probability, *(self._pin(key, state) if pins else (state, _NEXT))
             case o.Jump():
                 yield from self._follow(Verdict("jump", s.chain), state)
             case o.Goto():
@@ -210,7 +211,7 @@ class _Walk:
                     return state, _BREAK
                 return state._replace(destination=s.address, port=s.port, dnat=True), "accept"
             case _:
-                return state, {o.Drop: "drop", o.Reject: "reject"}[type(s)]
+                return state, {o.Drop: "drop", o.Reject: "reject", o.Count: _NEXT}[type(s)]
 
     def _test(self, true: bool, state: _State) -> tuple[Fraction, _State, str]:
         return _ONE, state, _NEXT if true else _BREAK
@@ -275,19 +276,17 @@ class _Walk:
             yield Fraction(1, count), combination
 
     def _field(self, field: o.Field, state: _State) -> str | int:
-        match field:
-            case o.Field.SADDR:
-                return self._packet.source
-            case o.Field.DADDR:
-                return state.destination
-            case o.Field.L4PROTO:
-                return self._packet.protocol
-            case o.Field.DPORT:
-                return state.port
-            case o.Field.IIFNAME:
-                return state.iif
-            case _:
-                raise TypeError(f"not part of keys: {field}")
+        packet = self._packet
+        known: dict[o.Field, str | int] = {
+            o.Field.SADDR: packet.source,
+            o.Field.DADDR: state.destination,
+            o.Field.ORIGINAL_DADDR: packet.destination,
+            o.Field.L4PROTO: packet.protocol,
+            o.Field.DPORT: state.port,
+            o.Field.ORIGINAL_DPORT: packet.port,
+            o.Field.IIFNAME: state.iif,
+        }
+        return known[field]
 
     def _matches(self, s: o.Match, state: _State) -> bool:
         match s.field:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 
 from proxyd.kernel.ruleset import KernelRefusedError
 from proxyd.model import Family
@@ -22,7 +22,10 @@ _FIELD_TYPES = {
     o.Field.SADDR: o.KeyType.ADDRESS,
     o.Field.DADDR: o.KeyType.ADDRESS,
     o.Field.L4PROTO: o.KeyType.PROTOCOL,
+    o.Field.SPORT: o.KeyType.PORT,
     o.Field.DPORT: o.KeyType.PORT,
+    o.Field.ORIGINAL_DADDR: o.KeyType.ADDRESS,
+    o.Field.ORIGINAL_DPORT: o.KeyType.PORT,
 }
 _WORDS = {
     o.Field.CT_STATE: {"new", "established", "related", "invalid"},
@@ -50,13 +53,15 @@ def check_hook(hook: o.Hook | None) -> None:
         raise KernelRefusedError(f"Operation not supported: {hook}")
 
 
-def check_rule(rule: o.Rule, family: Family, containers: Containers, chains: Chains) -> None:
+def check_rule(rule: o.Rule, family: Family, containers: Containers, chains: Chains, counters: Collection[str]) -> None:
     """Refuses a rule that refers to what does not exist or is of another kind, and values that cannot be."""
     if not rule:
         raise KernelRefusedError("syntax error: empty rule")
     if any(isinstance(statement, TERMINAL) for statement in rule[:-1]):
         raise KernelRefusedError("Statement after terminal statement has no effect")
     for statement in rule:
+        if isinstance(statement, o.Count) and statement.counter not in counters:
+            raise KernelRefusedError(f"No such file or directory: counter {statement.counter}")
         _check_statement(statement, family, containers, chains)
 
 

@@ -25,11 +25,13 @@ class FakeContainer:
         self.declared = declared
         self.entries: dict[StoredKey, Entry] = {}
         self.targets: Counter[str] = Counter()
+        # What the counters of elements have counted.
+        self.counted: dict[StoredKey, int] = {}
 
     def copy(self) -> FakeContainer:
         """An independent copy."""
         new = FakeContainer(self.declared)
-        new.entries, new.targets = dict(self.entries), Counter(self.targets)
+        new.entries, new.targets, new.counted = dict(self.entries), Counter(self.targets), dict(self.counted)
         return new
 
     def add(self, element: o.Element, family: Family) -> None:
@@ -57,6 +59,7 @@ class FakeContainer:
         if known is None:
             raise KernelRefusedError(f"No such file or directory: {element}")
         del self.entries[known.key]
+        self.counted.pop(known.key, None)
         if isinstance(known.value, Verdict) and known.value.chain:
             self.targets[known.value.chain] -= 1
 
@@ -83,12 +86,13 @@ class FakeTable:
         self.comment = comment
         self.containers: dict[str, FakeContainer] = {}
         self.chains: dict[str, o.Chain] = {}
+        self.counters: dict[str, int] = {}
         self._own: set[str] = set()
 
     def copy(self) -> FakeTable:
         """A copy that copies containers when they are first written to."""
         new = FakeTable(self.comment)
-        new.containers, new.chains = dict(self.containers), dict(self.chains)
+        new.containers, new.chains, new.counters = dict(self.containers), dict(self.chains), dict(self.counters)
         return new
 
     def container(self, name: str) -> FakeContainer:
@@ -115,6 +119,12 @@ class FakeTable:
         elif _make(known.declared) != _make(container):
             raise KernelRefusedError(f"File exists: {container.name}")
 
+    def declare_counters(self, names: Iterable[str]) -> None:
+        """Makes named counters; one that is there keeps its count."""
+        for name in names:
+            check_name(name)
+            self.counters.setdefault(name, 0)
+
     def declare_chain(self, chain: o.Chain) -> None:
         """Makes a chain without rules, or takes the one that is there if the hook is the same or not mentioned."""
         check_name(chain.name)
@@ -130,7 +140,7 @@ class FakeTable:
         """Replaces a chain's rules."""
         declared = {name: each.declared for name, each in self.containers.items()}
         for rule in chain.rules:
-            check_rule(rule, family, declared, self.chains)
+            check_rule(rule, family, declared, self.chains, self.counters)
         known = self.chains[chain.name]
         self.chains[chain.name] = o.Chain(chain.name, chain.rules, known.hook, known.comment)
 
@@ -256,6 +266,23 @@ class FakeRuleset:
             return {}
         return {name: dict(_texts(each)) for name, each in table.containers.items()}
 
+    def counters(self, family: Family) -> dict[str, int]:
+        """What the named counters have counted."""
+        table = self.tables.get(family)
+        return dict(table.counters) if table is not None else {}
+
+    def has_counted(self, family: Family, counter: str, packets: int) -> None:
+        """Makes a named counter that has counted already."""
+        self.tables[family].counters[counter] = packets
+
+    def has_passed(self, family: Family, element: o.Element, packets: int) -> None:
+        """Has the counter of an element that is there stand at this."""
+        container = self.tables[family].container(element.container)
+        key = read_key(container.declared, element.key, family)
+        assert container.declared.counter
+        assert key in container.entries
+        container.counted[key] = packets
+
     def _trouble(self, transaction: o.Transaction) -> None:
         if self._refusals:
             self._refusals -= 1
@@ -281,6 +308,7 @@ def apply(before: FakeTable | None, t: o.Transaction) -> FakeTable | None:
         table = FakeTable(t.table)
     for container in t.containers:
         table.declare(container)
+    table.declare_counters(t.counters)
     for chain in t.chains:
         table.declare_chain(chain)
     for chain in t.chains:

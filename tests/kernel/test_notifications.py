@@ -64,6 +64,8 @@ def watched() -> Iterator[Watched]:
         ("insert rule ip proxyd g1/services accept", "added rule in g1/services"),
         ("flush chain ip proxyd nat-prerouting", "deleted rule in nat-prerouting"),
         ("add chain ip proxyd mine", "added chain mine"),
+        ("add counter ip proxyd mine", "added object mine"),
+        ("reset counters table ip proxyd\nadd counter ip proxyd mine", "added object mine"),
         ("add set ip proxyd mine { type ipv4_addr; }", "added set mine"),
     ],
 )

@@ -14,11 +14,12 @@ from proxyd.desired.forwarding import PortForwarding
 from proxyd.kernel.ruleset import Contents, KernelRefusedError
 from proxyd.model import FAMILIES, Family
 from proxyd.nft.fixed import base_chains, generation_chains, node_port_elements
-from proxyd.nft.layout import ADDRESS_KEY, AFFINITY, NODE_PORT_KEY, TABLE_COMMENT, Layout
+from proxyd.nft.layout import ADDRESS_KEY, AFFINITY, COUNTERS, NODE_PORT_KEY, TABLE_COMMENT, Layout
 from proxyd.nft.objects import (
     Chain,
     Chance,
     Container,
+    Count,
     Dnat,
     DnatMap,
     Drop,
@@ -101,6 +102,7 @@ BASE = change(
         Container("sources", (A, P, PORT, A), interval=True),
         Container("pins", (A, N), timeout=True, size=100),
     ),
+    counters=("dropped",),
     chains=(chain("a"), chain("b"), chain("refuse", (Reject(),))),
     add_elements=(Element("ips", "192.0.2.1"), VERDICT, ENDPOINT),
 )
@@ -134,6 +136,9 @@ ACCEPTED: dict[str, list[Transaction]] = {
     ],
     "a map used as a set": [rule(InSet(ADDRESS_KEY, "verdicts"))],
     "an update of a dynamic set": [rule(UpdateSet("pins", (Field.SADDR, Random(1, 7)), 10800))],
+    "a counter that is there": [change(counters=("dropped",))],
+    "a rule that counts": [rule(Count("dropped"), Drop())],
+    "a counter that the same declares": [change(counters=("new",), chains=(chain("x", (Count("new"),)),))],
     "a chance of one in one": [rule(Chance(1))],
     "the highest constant": [rule(InSet((Field.SADDR, Random(1, 2**32 - 1)), "pins"))],
     "a chain that nothing refers to goes": [change(delete_chains=("b",))],
@@ -243,6 +248,9 @@ REFUSED: dict[str, list[Transaction]] = {
     "an unknown verdict map": [rule(VerdictMap(ADDRESS_KEY, "nothing"))],
     "an unknown set": [rule(InSet((Field.DADDR,), "nothing"))],
     "an unknown map of endpoints": [rule(DnatMap("tcp", ENDPOINT_KEY, "nothing"))],
+    "an unknown counter": [rule(Count("nothing"), Drop())],
+    "a name that no counter can have": [change(counters=("a b",))],
+    "no table, a counter": [change(V6, counters=("dropped",))],
     "an unknown set to update": [rule(UpdateSet("nothing", (Field.SADDR, Random(1, 7)), 10))],
     "endpoints from a verdict map": [rule(DnatMap("tcp", ADDRESS_KEY, "verdicts"))],
     "verdicts from a set": [rule(VerdictMap((Field.DADDR,), "ips"))],
@@ -374,8 +382,21 @@ def test_both_kernels_hold_the_same_elements(real: RealRuleset, case: str) -> No
         assert _all(fake) == _all(real)
 
 
-def _all(ruleset: EitherRuleset) -> list[tuple[Contents, dict[str, dict[str, str]]]]:
-    return [(ruleset.contents(family), ruleset.elements(family)) for family in FAMILIES]
+def _all(ruleset: EitherRuleset) -> list[tuple[Contents, dict[str, dict[str, str]], dict[str, int]]]:
+    return [(ruleset.contents(family), ruleset.elements(family), ruleset.counters(family)) for family in FAMILIES]
+
+
+def test_a_counter_keeps_its_count_when_it_is_declared_again_and_begins_anew_with_the_table(
+    ruleset: EitherRuleset,
+) -> None:
+    ruleset.commit(change(table="test"))
+    ruleset.has_counted(V4, "dropped", 3)
+    ruleset.commit(BASE)
+    ruleset.commit(change(counters=("dropped", "other"), chains=(chain("x", (Count("dropped"),)),)))
+    assert ruleset.counters(V4) == {"dropped": 3, "other": 0}
+    ruleset.commit(change(delete_table=True))
+    ruleset.commit(BASE)
+    assert ruleset.counters(V4) == {"dropped": 0}
 
 
 def test_a_refused_part_undoes_all_that_came_before_it(ruleset: EitherRuleset) -> None:
@@ -426,7 +447,9 @@ def test_contents_is_empty_once_the_table_is_gone(ruleset: EitherRuleset) -> Non
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize(
-    "fields", [{}, {"node_port_addresses": None}, {"local": None}, {"masquerade_all": True}], ids=str
+    "fields",
+    [{}, {"node_port_addresses": None}, {"local": None}, {"masquerade_all": True}, {"drop_invalid": False}],
+    ids=str,
 )
 def test_the_whole_layout_is_accepted(ruleset: EitherRuleset, family: Family, fields: dict[str, Any]) -> None:
     layout, settings_ = Layout(family, 7, 0x4000), build.settings(family, **fields)
@@ -435,13 +458,16 @@ def test_the_whole_layout_is_accepted(ruleset: EitherRuleset, family: Family, fi
             family,
             table=TABLE_COMMENT,
             containers=layout.containers(),
-            chains=generation_chains(layout, settings_) + base_chains(layout),
+            counters=COUNTERS,
+            chains=generation_chains(layout, settings_) + base_chains(layout, settings_),
             add_elements=node_port_elements(layout, settings_),
         )
     )
     contents = ruleset.contents(family)
     assert contents.containers == {each.name: each.is_map for each in layout.containers()}
-    assert contents.chains == {each.name for each in generation_chains(layout, settings_) + base_chains(layout)}
+    assert contents.chains == {
+        each.name for each in generation_chains(layout, settings_) + base_chains(layout, settings_)
+    }
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -244,6 +244,11 @@ configSyncPeriod: 1m
     )
 
 
+def test_feature_gates_of_our_own_are_acted_on() -> None:
+    gates = "featureGates: {ResetGoneTCP: true, AllServiceMetrics: true}"
+    assert by_file(gates) == default(reset_gone_tcp=True, all_service_metrics=True)
+
+
 def test_what_is_not_acted_on_is_unused() -> None:
     config = by_file(
         "oomScoreAdj: -5\nenableProfiling: true\nconntrack: {min: 5}\nlogging: {options: {json: {splitStream: true}}}\n"

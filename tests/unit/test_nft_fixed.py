@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from proxyd.model import FAMILIES, Family, LocalDetector, ServicePort
-from proxyd.nft.fixed import base_chains, node_port_elements
-from proxyd.nft.layout import Layout
-from proxyd.nft.objects import Element
+from proxyd.nft.fixed import base_chains, generation_chains, invalid_segments, node_port_elements
+from proxyd.nft.layout import INVALID_DROPPED, TRANSLATED, Layout
+from proxyd.nft.objects import Chain, Count, Drop, Element, Field, InSet, Jump, Match
 from tests import build
 from tests.fakes.packets import Host, Outcome, Packet, distribution
 from tests.fakes.ruleset import FakeRuleset
@@ -280,10 +280,43 @@ def test_many_endpoints_with_affinity_have_the_same_probability() -> None:
 
 
 def test_base_chains_only_jump_into_their_generation() -> None:
-    layout = Layout(V4, 7, 0x4000)
-    assert all(each.hook is not None for each in base_chains(layout))
-    targets = {rule[-1].chain for each in base_chains(layout) for rule in each.rules}  # type: ignore[union-attr]
+    bases = base_chains(Layout(V4, 7, 0x4000), build.settings(V4))
+    assert all(each.hook is not None for each in bases)
+    targets = {rule[-1].chain for each in bases for rule in each.rules}  # type: ignore[union-attr]
     assert all(target.startswith("g7/") for target in targets)
+
+
+# Invalid segments
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_invalid_segments_are_looked_at_and_translated_connections_noted_unless_conntrack_is_liberal(
+    family: Family,
+) -> None:
+    layout = Layout(family, 7, 0x4000)
+
+    def chains(drop_invalid: bool) -> dict[str, Chain]:
+        node = build.settings(family, drop_invalid=drop_invalid)
+        return {each.name: each for each in base_chains(layout, node) + generation_chains(layout, node)}
+
+    strict, liberal = chains(True), chains(False)
+    assert strict.keys() - liberal.keys() == {"g7/invalid", "g7/note-translated"}
+    for name in ("filter-input", "filter-forward", "filter-output"):
+        added = [rule for rule in strict[name].rules if rule not in liberal[name].rules]
+        assert added == [
+            (Match(Field.CT_STATE, "invalid"), Jump("g7/invalid")),
+            (Match(Field.CT_STATE, "new"), Jump("g7/note-translated")),
+        ]
+
+
+def test_a_segment_is_dropped_only_if_it_comes_from_or_goes_to_what_was_translated() -> None:
+    _, invalid = invalid_segments(Layout(V4, 7, 0x4000))
+    drop = (Count(INVALID_DROPPED), Drop())
+    assert [rule[1:] for rule in invalid.rules] == [
+        (InSet((Field.SADDR, Field.SPORT), TRANSLATED), *drop),
+        (InSet((Field.DADDR, Field.DPORT), TRANSLATED), *drop),
+    ]
+    assert all(rule[0] == Match(Field.L4PROTO, "tcp") for rule in invalid.rules)
 
 
 def test_two_families_never_meet() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from proxyd.model import FAMILIES, Family
-from proxyd.nft.layout import AFFINITY, LOCAL_BASE, Layout, generation_of
+from proxyd.nft.layout import AFFINITY, LASTING, LOCAL_BASE, TRANSLATED, Layout, generation_of
 from proxyd.nft.objects import Chain, DnatMap, Field, Goto, KeyType, Random, SetMark
 
 LAYOUT = Layout(Family.IPV4, 3, 0x4000)
@@ -31,18 +31,17 @@ def test_a_name_tells_its_generation(name: str, generation: int | None) -> None:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_all_containers_but_the_affinity_set_are_of_the_generation(family: Family) -> None:
+def test_all_containers_but_the_lasting_sets_are_of_the_generation(family: Family) -> None:
     containers = Layout(family, 3, 0x4000).containers()
-    assert {generation_of(each.name) for each in containers if each.name != AFFINITY} == {3}
+    assert {generation_of(each.name) for each in containers if each.name not in LASTING} == {3}
     assert len({each.name for each in containers}) == len(containers)
-    (affinity,) = (each for each in containers if each.name == AFFINITY)
-    assert affinity.timeout
-    assert affinity.size > 0
+    lasting = [each for each in containers if each.name in LASTING]
+    assert all(each.timeout and each.size > 0 for each in lasting)
 
 
-def test_two_generations_share_nothing_but_the_affinity_set() -> None:
+def test_two_generations_share_nothing_but_the_lasting_sets() -> None:
     first, second = ({each.name for each in Layout(Family.IPV4, n, 0x4000).containers()} for n in (1, 2))
-    assert first & second == {AFFINITY}
+    assert first & second == LASTING == {AFFINITY, TRANSLATED}
 
 
 def test_a_balancer_looks_a_random_index_of_the_destination_up_and_takes_the_first_endpoint_where_it_is_gone() -> None:

@@ -15,6 +15,7 @@ from proxyd.nft.objects import (
     Chain,
     Chance,
     Container,
+    Count,
     Dnat,
     DnatMap,
     Drop,
@@ -71,6 +72,12 @@ def text(family: Family = Family.IPV4, **parts: Any) -> str:
             "ip saddr . numgen random mod 1 offset 4294967295 @affinity",
             "ip6 saddr . numgen random mod 1 offset 4294967295 @affinity",
         ),
+        (
+            UpdateSet("t", (Field.ORIGINAL_DADDR, Field.ORIGINAL_DPORT), 60),
+            "update @t { ct original ip daddr . ct original proto-dst timeout 60s }",
+            "update @t { ct original ip6 daddr . ct original proto-dst timeout 60s }",
+        ),
+        (InSet((Field.SADDR, Field.SPORT), "t"), "ip saddr . th sport @t", "ip6 saddr . th sport @t"),
         (Chance(3), "numgen random mod 3 0", "numgen random mod 3 0"),
         (VerdictMap(NODE_PORT_KEY, "g1/n"), "meta l4proto . th dport vmap @g1/n", "meta l4proto . th dport vmap @g1/n"),
         (
@@ -91,6 +98,7 @@ def text(family: Family = Family.IPV4, **parts: Any) -> str:
         (Marked(0x4000), "meta mark & 0x4000 != 0", "meta mark & 0x4000 != 0"),
         (SetMark(0x4000), "meta mark set mark or 0x4000", "meta mark set mark or 0x4000"),
         (FlipMark(0x80000000), "meta mark set mark xor 0x80000000", "meta mark set mark xor 0x80000000"),
+        (Count("dropped_pkts"), 'counter name "dropped_pkts"', 'counter name "dropped_pkts"'),
         (Jump("g1/a"), "jump g1/a", "jump g1/a"),
         (Goto("g1/a"), "goto g1/a", "goto g1/a"),
         (Drop(), "drop", "drop"),
@@ -190,6 +198,7 @@ def test_the_parts_come_in_the_order_of_the_fields() -> None:
     whole = text(
         table="layout 1",
         containers=(Container("s", (A,)),),
+        counters=("dropped_pkts",),
         chains=(Chain("c", ()),),
         delete_elements=(Element("s", "10.0.0.1"),),
         add_elements=(Element("s", "10.0.0.2"),),
@@ -200,6 +209,7 @@ def test_the_parts_come_in_the_order_of_the_fields() -> None:
     assert whole.splitlines() == [
         'add table ip proxyd { comment "layout 1"; }',
         "add set ip proxyd s { type ipv4_addr; }",
+        "add counter ip proxyd dropped_pkts",
         "add chain ip proxyd c",
         "flush chain ip proxyd c",
         "delete element ip proxyd s { 10.0.0.1 }",

@@ -9,6 +9,7 @@ import pytest
 
 from proxyd.model import FAMILIES, Reason
 from proxyd.serve.metrics import Metrics
+from proxyd.serve.traffic import TrafficCollector
 from proxyd.sync.status import Status
 from tests import build
 
@@ -17,6 +18,7 @@ OPERATE = (Path(__file__).parents[2] / "docs" / "operate.md").read_text()
 
 def exported() -> set[str]:
     metrics = Metrics(FAMILIES, "1", lambda: Status("nftables"), build.store(), dict)
+    metrics.add(TrafficCollector(dict))
     return set(re.findall(r"^# TYPE ((?:kubeproxy|proxyd)_\S+) ", metrics.render().decode(), re.MULTILINE))
 
 
