@@ -153,7 +153,8 @@ class NodeSettings(msgspec.Struct, frozen=True, gc=False):
     """Everything about the node that rules of one family depend on, beside Services.
 
     ``node_port_addresses`` is None where node ports answer on every local address. ``local`` is None without a detector.
-    ``reset_gone_tcp``: TCP connections to endpoints that are in no slice any more are cut.
+    ``reset_gone_tcp``: TCP connections to endpoints that are in no slice any more are cut. ``localhost_node_ports``: node
+    ports are served on the loopback address too.
     """
 
     family: Family
@@ -165,3 +166,4 @@ class NodeSettings(msgspec.Struct, frozen=True, gc=False):
     masquerade_all: bool = False
     masquerade_mark: int = 0x4000
     reset_gone_tcp: bool = False
+    localhost_node_ports: bool = False

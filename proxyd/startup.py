@@ -30,6 +30,7 @@ def policy_of(config: Config) -> NodePolicy:
         masquerade_all=config.masquerade_all,
         masquerade_mark=config.masquerade_mark,
         reset_gone_tcp=config.reset_gone_tcp,
+        localhost_node_ports=config.localhost_node_ports and config.mode == "nftables",
     )
 
 

@@ -25,8 +25,10 @@ HEALTHZ_PORT = 10256
 METRICS_PORT = 10249
 # Has TCP connections to endpoints that are in no slice any more reset, instead of left to time out.
 RESET_GONE_TCP = "ResetGoneTCP"
+# kube-proxy's gate for node ports on the loopback address. Here nodePortAddresses alone decides; false switches it off.
+LOCALHOST_NODE_PORTS = "KubeProxyNFTablesLocalhostNodePorts"
 # Gates that proxyd knows. kube-proxy's own say nothing about proxyd, so an unknown one is not an error.
-FEATURE_GATES = frozenset({RESET_GONE_TCP})
+FEATURE_GATES = frozenset({RESET_GONE_TCP, LOCALHOST_NODE_PORTS})
 
 # What Linux allows (dev_valid_name) less what would need quoting in a rule: such names go into rule text.
 _INTERFACE = re.compile(r"[A-Za-z0-9_.@-]{1,15}")
