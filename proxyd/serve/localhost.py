@@ -12,6 +12,7 @@ import random
 import socket
 import threading
 import time
+from collections import Counter
 from collections.abc import Mapping
 from typing import Protocol
 
@@ -123,7 +124,8 @@ class LocalhostRelay:
         # What the sync thread has handed over.
         self._given: dict[Family, tuple[LocalhostPort, ...]] = {}
         # Below: the event loop's own.
-        self._listeners: dict[tuple[Family, int], Listener] = {}
+        self._listeners: dict[Family, dict[int, Listener]] = {family: {} for family in Family}
+        self._listening: Counter[Family] = Counter()
         self._unbound: set[Listener] = set()
         self._connections: set[asyncio.Task[None]] = set()
         self._closed = False
@@ -161,22 +163,24 @@ class LocalhostRelay:
         if self._closed:
             return
         for family, ports in changed.items():
-            wanted = {each.port: each for each in ports}
-            for (of, port), listener in list(self._listeners.items()):
-                owner = wanted[port].service if port in wanted else None
-                if of is family and owner != listener.wanted.service:
-                    self._remove(listener)
+            listeners = self._listeners[family]
+            for port in listeners.keys() - {each.port for each in ports}:
+                self._remove(listeners[port])
             for each in ports:
-                self._take(family, each)
+                known = listeners.get(each.port)
+                # All that did not change are the same objects as before.
+                if known is None or known.wanted is not each:
+                    self._take(family, each, known)
         for listener in self._unbound:
             listener.retry.set()
 
-    def _take(self, family: Family, wanted: LocalhostPort) -> None:
-        known = self._listeners.get((family, wanted.port))
-        if known is not None:
+    def _take(self, family: Family, wanted: LocalhostPort, known: Listener | None) -> None:
+        if known is not None and known.wanted.service == wanted.service:
             known.change(wanted)
             return
-        listener = self._listeners[family, wanted.port] = Listener(family, wanted)
+        if known is not None:
+            self._remove(known)
+        listener = self._listeners[family][wanted.port] = Listener(family, wanted)
         listener.binding = asyncio.get_running_loop().create_task(self._bind(listener))
 
     async def _bind(self, listener: Listener) -> None:
@@ -206,18 +210,18 @@ class LocalhostRelay:
         self._unbound.discard(listener)
         listener.sock = sock
         asyncio.get_running_loop().add_reader(sock, self._accept, listener)
-        self._count(listener.family)
+        self._count(listener.family, 1)
         tell = log.info if again else log.debug
         tell("listening for a node port on localhost", address=str(listener), service=str(listener.wanted.service))
         return True
 
-    def _count(self, family: Family) -> None:
-        listening = sum(each.sock is not None for each in self._listeners.values() if each.family is family)
-        self._observer.listening(family, listening)
+    def _count(self, family: Family, change: int) -> None:
+        self._listening[family] += change
+        self._observer.listening(family, self._listening[family])
 
     def _remove(self, listener: Listener) -> None:
         """Closes a listener and cuts its connections: whatever they were for is no longer served."""
-        del self._listeners[listener.family, listener.wanted.port]
+        del self._listeners[listener.family][listener.wanted.port]
         self._stop_listening(listener)
         for task in listener.connections:
             task.cancel()
@@ -230,12 +234,13 @@ class LocalhostRelay:
             asyncio.get_running_loop().remove_reader(listener.sock)
             listener.sock.close()
             listener.sock = None
-            self._count(listener.family)
+            self._count(listener.family, -1)
 
     def _close(self) -> None:
         self._closed = True
-        for listener in self._listeners.values():
-            self._stop_listening(listener)
+        for listeners in self._listeners.values():
+            for listener in listeners.values():
+                self._stop_listening(listener)
 
     # -- connections ----------------------------------------------------------------------------------------------------
 
