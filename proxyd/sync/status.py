@@ -32,8 +32,8 @@ class FamilyStatus(msgspec.Struct, frozen=True):
     ``last_success`` is None before the first complete write; ``owed_since`` is the time of the oldest change that is
     not in the kernel yet, None where nothing is owed. ``last_error`` is that of the last pass ("": it succeeded),
     ``last_failure`` that of the last pass that failed. ``settings`` are those that the rules were made with, None
-    before there were any. ``localhost_ports`` is the same object for as long as none of
-    them changes; after a failure it is what it was before.
+    before there were any. ``localhost_ports`` is the same object for as long as none of them changes; after a failure it
+    is what it was before.
     """
 
     family: Family
