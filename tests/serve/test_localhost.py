@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import copy
 import re
 import socket
@@ -286,6 +287,27 @@ def test_who_does_not_read_stops_the_other_and_nothing_is_piled_up(node: Node, s
             assert second.say(b"hello") == b"hello"
 
 
+def test_bytes_that_flow_without_a_stop_leave_others_their_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(relay, "CHUNK", 1024)
+
+    async def turns_of_others() -> int:
+        (sender, source), (sink, reader) = socket.socketpair(), socket.socketpair()
+        for sock in (source, sink):
+            sock.setblocking(False)
+        sender.sendall(bytes(64 * 1024))
+        sender.close()
+        carrying = asyncio.create_task(relay._carry(source, sink))
+        turns = 0
+        while not carrying.done():
+            await asyncio.sleep(0)
+            turns += 1
+        for sock in (source, sink, reader):
+            sock.close()
+        return turns
+
+    assert asyncio.run(turns_of_others()) >= 64
+
+
 # -- endpoints ---------------------------------------------------------------------------------------------------------
 
 
@@ -512,7 +534,8 @@ def test_at_the_end_nobody_new_is_served_and_who_is_there_may_finish(node: Node)
         node.relay.close()
         node.settle()
         assert fails(port.port) == "refused"
-        node.update(port_of(Pod("a"), port=port.port))
+        late = port_of(Pod("b"), service=API)
+        node.update(port_of(Pod("a"), port=port.port), late)
         node.settle()
         assert fails(port.port) == "refused"
         draining = threading.Thread(target=node.relay.drain, args=(3600.0,), daemon=True)
@@ -522,6 +545,7 @@ def test_at_the_end_nobody_new_is_served_and_who_is_there_may_finish(node: Node)
         assert client.rest() == b""
     draining.join(PATIENCE)
     assert not draining.is_alive()
+    assert fails(late.port) == "refused"
 
 
 def test_at_the_end_who_goes_on_and_on_is_cut(node: Node) -> None:

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from proxyd.model import FAMILIES, Family, LocalDetector, ServicePort
-from proxyd.nft.fixed import base_chains, node_port_elements
-from proxyd.nft.layout import Layout
+from proxyd.nft.fixed import base_chains, generation_chains, node_port_elements
+from proxyd.nft.layout import LOCALHOST_REFUSED, Layout
 from proxyd.nft.objects import Element
 from tests import build
 from tests.fakes.packets import Host, Outcome, Packet, distribution
@@ -214,6 +214,12 @@ def test_on_localhost_udp_and_sctp_are_refused_and_tcp_is_left_to_whoever_listen
     assert made.reaches(to, 30080, by="node", protocol="tcp") == even(to)
     assert made.reaches(to, 30080, by="node", protocol="udp") == even(to)
     assert made.reaches(to, 53, by="node", protocol="udp") == even(to)
+    if addresses == ():
+        # Other addresses of the node, which take no node ports, are not meant.
+        own = build.NODE_IP[family]
+        assert (
+            made.reaches(own, 30053, protocol="udp") == made.reaches(own, 30053, by="node", protocol="udp") == even(own)
+        )
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -221,6 +227,10 @@ def test_localhost_is_left_alone_where_nobody_asked(family: Family) -> None:
     made, to = world(family, **OTHER_PROTOCOLS), LOOPBACK[family]
     for port, protocol in ((30053, "udp"), (30007, "sctp"), (30080, "tcp")):
         assert made.reaches(to, port, by="node", protocol=protocol) == even(to)
+    # Nobody pays for it either.
+    refused = Layout(family, 1, 0x4000).name(LOCALHOST_REFUSED)
+    chains = generation_chains(Layout(family, 1, 0x4000), build.settings(family))
+    assert not [each for chain in chains for rule in chain.rules for each in rule if refused in repr(each)]
 
 
 def test_the_node_s_address_takes_them_as_ever() -> None:
