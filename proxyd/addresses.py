@@ -66,6 +66,11 @@ def contains(cidr: str, address: str) -> bool:
     return ipaddress.ip_address(address) in network
 
 
+def is_loopback_range(cidr: str) -> bool:
+    """Tells whether a canonical range begins with a loopback address."""
+    return ipaddress.ip_network(cidr).network_address.is_loopback
+
+
 def is_usable_endpoint(family: Family, address: str) -> bool:
     """Tells whether a canonical address can be an endpoint: not unspecified, loopback, link-local or multicast.
 

@@ -27,6 +27,7 @@ from proxyd.model import Family, Finding, Node, NodeSettings, Reason
 from proxyd.serve import app, http
 from proxyd.serve.advice import advise
 from proxyd.serve.health import Moment, is_ready
+from proxyd.serve.localhost import MAX_CONNECTIONS, LocalhostRelay
 from proxyd.serve.metrics import Metrics, WatchState
 from proxyd.serve.report import SOCKET, Report, build_report
 from proxyd.serve.service_health import ServiceHealth
@@ -47,6 +48,8 @@ SWITCH_INTERVAL = 0.001
 ADDRESSES_AGE = 30.0
 # Seconds in which everything must have ended after SIGTERM.
 STOP_WITHIN = 4.0
+# Seconds for which connections to node ports on localhost may go on after SIGTERM.
+DRAIN = 3.0
 
 
 class Source(Protocol):
@@ -159,6 +162,8 @@ class Daemon:
         )
         self._notifications = Notifications(lambda: self._nft.port, self._loop.drifted)
         self._server = http.Server()
+        connections = min(MAX_CONNECTIONS, host.file_limit() // 4)
+        self._localhost = LocalhostRelay(self._server, self._metrics.localhost, max_connections=connections)
         self._syncing = threading.Thread(target=self._loop.run, name="sync")
         self._identity = identity(config, policy, self._nft.version, self._families)
         announce(self._identity, config)
@@ -187,6 +192,8 @@ class Daemon:
             self._look_around()
         self._ended.wait()
         log.info("stopping; all rules stay")
+        drained_at = time.monotonic() + DRAIN
+        self._localhost.close()
         self._loop.stop()
         self._syncing.join(STOP_WITHIN)
         for source in self._sources:
@@ -194,6 +201,7 @@ class Daemon:
         self._notifications.stop()
         self._flows.stop()
         self._meter.stop()
+        self._localhost.drain(max(0.0, drained_at - time.monotonic()))
         self._server.stop()
         return self._exit_status
 
@@ -222,6 +230,7 @@ class Daemon:
             )
             self._server.add_listener(*config.healthz_address, routes, give_up)
         self._server.add_local_listener(SOCKET, app.local_routes(self._report))
+        self._loop.subscribe(self._localhost.update)
         self._loop.subscribe(ServiceHealth(self._server, self._is_ready).update)
         self._loop.subscribe(self._passed)
 

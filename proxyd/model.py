@@ -153,8 +153,9 @@ class NodeSettings(msgspec.Struct, frozen=True, gc=False):
     """Everything about the node that rules of one family depend on, beside Services.
 
     ``node_port_addresses`` is None where node ports answer on every local address. ``local`` is None without a detector.
-    ``reset_gone_tcp``: TCP connections to endpoints that are in no slice any more are cut.
     ``drop_invalid``: TCP segments of Services that conntrack finds invalid are dropped; it never changes while running.
+    ``reset_gone_tcp``: TCP connections to endpoints that are in no slice any more are cut. ``localhost_node_ports``: node
+    ports are served on the loopback address too.
     """
 
     family: Family
@@ -167,3 +168,4 @@ class NodeSettings(msgspec.Struct, frozen=True, gc=False):
     masquerade_mark: int = 0x4000
     reset_gone_tcp: bool = False
     drop_invalid: bool = True
+    localhost_node_ports: bool = False

@@ -32,6 +32,7 @@ def policy_of(config: Config) -> NodePolicy:
         reset_gone_tcp=config.reset_gone_tcp,
         # Where conntrack is liberal, no segment is invalid for its place in the window.
         drop_invalid=not host.tcp_be_liberal(),
+        localhost_node_ports=config.localhost_node_ports and config.mode == "nftables",
     )
 
 

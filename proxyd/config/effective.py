@@ -15,6 +15,7 @@ from proxyd.config.validate import (
     ALL_SERVICE_METRICS,
     DEFAULT_LOCAL_MODE,
     HEALTHZ_PORT,
+    LOCALHOST_NODE_PORTS,
     METRICS_PORT,
     RESET_GONE_TCP,
     active_block,
@@ -56,6 +57,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
 
     ``sync_period``, ``min_sync_period``, ``masquerade_all`` and ``masquerade_mark`` are those of the active mode.
     ``node_port_addresses`` holds CIDRs and the keywords primary, localhost and all; empty means every local address.
+    ``localhost_node_ports`` says whether those that name loopback are served there (nftables mode only).
     ``cluster_cidrs`` has at most one range of each family. ``healthz_address`` and ``metrics_address`` are (host, port),
     None where disabled. ``unused`` lists fields that the file sets and proxyd does not act on; ``warnings`` is for
     people, one line each.
@@ -86,6 +88,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     oom_score_adj: int
     reset_gone_tcp: bool = False
     all_service_metrics: bool = False
+    localhost_node_ports: bool = True
     unused: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
 
@@ -168,6 +171,7 @@ def _effective(document: Document) -> Config:
         oom_score_adj=document.oom_score_adj,
         reset_gone_tcp=document.feature_gates.get(RESET_GONE_TCP, False),
         all_service_metrics=document.feature_gates.get(ALL_SERVICE_METRICS, False),
+        localhost_node_ports=document.feature_gates.get(LOCALHOST_NODE_PORTS, True),
     )
 
 

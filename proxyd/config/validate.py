@@ -27,8 +27,10 @@ METRICS_PORT = 10249
 RESET_GONE_TCP = "ResetGoneTCP"
 # Shows the connections of all Services and endpoints in the metrics, instead of those of the busiest Services.
 ALL_SERVICE_METRICS = "AllServiceMetrics"
+# kube-proxy's gate for node ports on the loopback address. Here nodePortAddresses alone decides; false switches it off.
+LOCALHOST_NODE_PORTS = "KubeProxyNFTablesLocalhostNodePorts"
 # Gates that proxyd knows. kube-proxy's own say nothing about proxyd, so an unknown one is not an error.
-FEATURE_GATES = frozenset({RESET_GONE_TCP, ALL_SERVICE_METRICS})
+FEATURE_GATES = frozenset({RESET_GONE_TCP, ALL_SERVICE_METRICS, LOCALHOST_NODE_PORTS})
 
 # What Linux allows (dev_valid_name) less what would need quoting in a rule: such names go into rule text.
 _INTERFACE = re.compile(r"[A-Za-z0-9_.@-]{1,15}")

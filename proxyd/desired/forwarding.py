@@ -70,7 +70,10 @@ class HealthCheck(msgspec.Struct, frozen=True, gc=False):
 
 
 class Forwarding(msgspec.Struct, frozen=True, gc=False):
-    """All that one family has to forward for one Service, and what a user should know about it."""
+    """All that one family has to forward for one Service, and what a user should know about it.
+
+    ``localhost``: node ports are served on the loopback address too (see ``desired.localhost``).
+    """
 
     key: ServiceKey
     family: Family
@@ -78,6 +81,7 @@ class Forwarding(msgspec.Struct, frozen=True, gc=False):
     ports: tuple[PortForwarding, ...]
     findings: tuple[Finding, ...] = ()
     health_check: HealthCheck | None = None
+    localhost: bool = False
 
 
 def claims_of(service: Service, admitted: Admitted) -> dict[FrontendKey, Claim]:
@@ -123,7 +127,15 @@ def build_forwarding(
     ]
     ports = tuple(_build_port(service, port, admitted, slices, settings, lost) for port in admitted.ports)
     health_check = _health_check(service, slices, settings)
-    return Forwarding(service.key, settings.family, admitted.cluster_ip, ports, tuple(findings), health_check)
+    return Forwarding(
+        service.key,
+        settings.family,
+        admitted.cluster_ip,
+        ports,
+        tuple(findings),
+        health_check,
+        settings.localhost_node_ports,
+    )
 
 
 def _health_check(service: Service, slices: Sequence[EndpointSlice], settings: NodeSettings) -> HealthCheck | None:

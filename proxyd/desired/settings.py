@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from proxyd.addresses import canonical_range, contains
+from proxyd.addresses import canonical_range, contains, is_loopback_range
 from proxyd.model import Family, LocalDetector, Node, NodeSettings
 
 PRIMARY, LOCALHOST, ALL = "primary", "localhost", "all"
@@ -16,6 +16,7 @@ class NodePolicy(msgspec.Struct, frozen=True):
     """The part of the configuration that decides about the node (KubeProxyConfiguration v1alpha1 field names).
 
     ``node_port_addresses`` holds keywords and canonical CIDRs; ``cluster_cidrs`` a CIDR for each family that has one.
+    ``localhost_node_ports``: whether node ports may be served on the loopback address where the former asks for it.
     """
 
     node_name: str
@@ -29,6 +30,7 @@ class NodePolicy(msgspec.Struct, frozen=True):
     masquerade_mark: int = 0x4000
     reset_gone_tcp: bool = False
     drop_invalid: bool = True
+    localhost_node_ports: bool = True
 
 
 def node_settings(
@@ -47,6 +49,7 @@ def node_settings(
         masquerade_mark=policy.masquerade_mark,
         reset_gone_tcp=policy.reset_gone_tcp,
         drop_invalid=policy.drop_invalid,
+        localhost_node_ports=policy.localhost_node_ports and _asks_for_loopback(family, policy),
     )
 
 
@@ -79,6 +82,13 @@ def _node_port_addresses(
     chosen = dict.fromkeys(own if PRIMARY in keywords else ())
     inside = (a for each, a in local_addresses if each is family and any(contains(text, a) for text in mine))
     return tuple(chosen | dict.fromkeys(inside))
+
+
+def _asks_for_loopback(family: Family, policy: NodePolicy) -> bool:
+    """Whether loopback is named: a range that merely contains it does not count (as in kube-proxy 1.37)."""
+    ranges = (parsed for each in policy.node_port_addresses if (parsed := canonical_range(each)))
+    named = any(each is family and is_loopback_range(text) for each, text in ranges)
+    return LOCALHOST in policy.node_port_addresses or named
 
 
 def _detector(family: Family, policy: NodePolicy, node: Node | None) -> LocalDetector | None:

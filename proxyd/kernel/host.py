@@ -38,6 +38,11 @@ def tcp_be_liberal() -> bool | None:
         return None
 
 
+def file_limit() -> int:
+    """How many open files this process may have."""
+    return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+
+
 def raise_file_limit() -> None:
     """Allows this process as many open files as it may have: hundreds of listeners and their clients need them."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -6,6 +6,8 @@ from proxyd.model import Family, LocalDetector, NodeSettings
 from proxyd.nft.layout import (
     ADDRESS_KEY,
     INVALID_DROPPED,
+    LOCALHOST_REFUSE,
+    LOCALHOST_REFUSED,
     NODE_PORT_KEY,
     TRANSLATED,
     TRANSLATED_SECONDS,
@@ -108,8 +110,12 @@ def generation_chains(layout: Layout, settings: NodeSettings) -> tuple[Chain, ..
         Chain(name("no-endpoints-check"), ((VerdictMap(ADDRESS_KEY, name("no-endpoints")),),)),
         Chain(
             name("no-endpoint-nodeports-check"),
-            ((*node_ports, VerdictMap(NODE_PORT_KEY, name("no-endpoint-nodeports"))),),
+            (
+                (*node_ports, VerdictMap(NODE_PORT_KEY, name("no-endpoint-nodeports"))),
+                *_localhost_check(layout, settings),
+            ),
         ),
+        Chain(name(LOCALHOST_REFUSE), ((Reject(),),)),
         Chain(name("cluster-ips-check"), ((in_cluster_ips, Goto(name("reject"))),)),
         *(invalid_segments(layout) if settings.drop_invalid else ()),
         Chain(
@@ -145,7 +151,7 @@ def from_local_pods(local: LocalDetector, *, negate: bool = False) -> Statement:
 
 
 def node_port_destination(layout: Layout, settings: NodeSettings) -> Rule:
-    """The test for a destination that takes node ports; loopback never does in this mode."""
+    """The test for a destination that takes node ports; loopback never does by rules in this mode."""
     if settings.node_port_addresses is None:
         return (Match(Field.DADDR_TYPE, "local"), Match(Field.DADDR, _LOOPBACK[settings.family], negate=True))
     return (InSet((Field.DADDR,), layout.name("nodeport-ips")),)
@@ -174,6 +180,14 @@ def invalid_segments(layout: Layout) -> tuple[Chain, Chain]:
             ),
         ),
     )
+
+
+def _localhost_check(layout: Layout, settings: NodeSettings) -> tuple[Rule, ...]:
+    """Refuses node ports that are asked for on the loopback address where only TCP is served."""
+    if not settings.localhost_node_ports:
+        return ()
+    loopback = Match(Field.DADDR, _LOOPBACK[settings.family])
+    return ((loopback, VerdictMap(NODE_PORT_KEY, layout.name(LOCALHOST_REFUSED))),)
 
 
 def node_port_elements(layout: Layout, settings: NodeSettings) -> tuple[Element, ...]:

@@ -32,6 +32,10 @@ COUNTERS = (INVALID_DROPPED,)
 # Indexes of a frontend's second endpoint list (externalTrafficPolicy Local: the endpoints on this node).
 LOCAL_BASE = 1 << 16
 
+# Node ports that nobody serves on the loopback address, and the chain that refuses them; kube-proxy's names.
+LOCALHOST_REFUSED = "localhost-nodeport-reject-ports"
+LOCALHOST_REFUSE = "localhost-nodeport-reject"
+
 ADDRESS_KEY: Key = (Field.DADDR, Field.L4PROTO, Field.DPORT)
 NODE_PORT_KEY: Key = (Field.L4PROTO, Field.DPORT)
 
@@ -89,6 +93,7 @@ class Layout(msgspec.Struct, frozen=True):
             Container(self.name("nodeport-local-only"), _NODE_PORT, ()),
             Container(self.name("no-endpoints"), _FRONTEND, ()),
             Container(self.name("no-endpoint-nodeports"), _NODE_PORT, ()),
+            Container(self.name(LOCALHOST_REFUSED), _NODE_PORT, (), counter=True),
             *(
                 Container(self.endpoints(protocol, node_port=node_port), key, _BACKEND, counter=True, protocol=protocol)
                 for node_port, key in ((False, (_A, _PORT, _N)), (True, (_PORT, _N)))

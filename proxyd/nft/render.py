@@ -10,7 +10,8 @@ import msgspec
 
 from proxyd.desired.endpoints import Backend
 from proxyd.desired.forwarding import Forwarding, Frontend, PortForwarding, Route
-from proxyd.nft.layout import AFFINITY, LOCAL_BASE, Layout
+from proxyd.desired.localhost import refused
+from proxyd.nft.layout import AFFINITY, LOCAL_BASE, LOCALHOST_REFUSE, LOCALHOST_REFUSED, Layout
 from proxyd.nft.objects import (
     Chain,
     Chance,
@@ -48,6 +49,8 @@ def render_service(forwarding: Forwarding, layout: Layout) -> ServiceObjects:
     into = _Objects(layout)
     for port in forwarding.ports:
         _render_port(port, layout, into)
+    for frontend, owner in refused(forwarding):
+        into.verdict(LOCALHOST_REFUSED, frontend_text(frontend), layout.name(LOCALHOST_REFUSE), comment_text(owner))
     if forwarding.ports:
         into.shared[Element(layout.name("cluster-ips"), forwarding.cluster_ip)] = None
     return ServiceObjects(tuple(into.elements), tuple(into.shared), tuple(into.lists), tuple(into.chains.values()))

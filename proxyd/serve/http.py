@@ -14,7 +14,7 @@ import socket
 import threading
 from collections.abc import Callable, Mapping
 from http import HTTPStatus
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 import h11
 import structlog
@@ -112,7 +112,7 @@ class Server:
     def stop(self, timeout: float = 2.0) -> None:
         """Closes every listener and connection and ends the thread; harmless where it does not run."""
         if self._thread is not None:
-            self._call(self._stopping.set)
+            self.call(self._stopping.set)
             self._thread.join(timeout)
             self._thread = None
 
@@ -126,7 +126,7 @@ class Server:
         """
         name = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         listener = Listener(name, functools.partial(sockets.bind_tcp, host, port), routes, hard_fail)
-        self._call(self._add, listener)
+        self.call(self._add, listener)
         return listener
 
     def add_local_listener(self, name: str, routes: Routes) -> Listener:
@@ -135,14 +135,15 @@ class Server:
         Such a name belongs to the network namespace, as rules do, and leaves no file behind.
         """
         listener = Listener(f"@{name}", functools.partial(sockets.bind_local, name), routes, None)
-        self._call(self._add, listener)
+        self.call(self._add, listener)
         return listener
 
     def remove_listener(self, listener: Listener) -> None:
         """Closes a listener and its connections, at once and before any listener that is added after this call."""
-        self._call(self._close, listener)
+        self.call(self._close, listener)
 
-    def _call(self, function: Callable[..., None], *args: Listener) -> None:
+    def call(self, function: Callable[..., None], *args: Any) -> None:
+        """Has a function called on the event loop's thread, in the order of the calls; once it has ended: never."""
         if self._loop is None:
             raise RuntimeError("the server has not been started")
         # Raised by a loop that has ended: whatever was asked is done.

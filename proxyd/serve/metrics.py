@@ -29,6 +29,7 @@ from prometheus_client.registry import Collector
 
 from proxyd.kube.store import Store
 from proxyd.model import Family, Finding, Reason
+from proxyd.serve.localhost_metrics import LocalhostMetrics
 from proxyd.sync.status import FamilyStatus, PassResult, Repair, Status
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -127,6 +128,7 @@ class Metrics:
         self._livez = Counter("kubeproxy_proxy_livez_total", "Answers of /livez", ["code"], registry=registry)
         self._seen = Counter("proxyd_findings_seen_total", "Findings that came up", ["reason"], registry=registry)
         Gauge("proxyd_build_info", "The running version", ["version"], registry=registry).labels(version).set(1)
+        self.localhost = LocalhostMetrics(registry, self._families)
         self._begin_at_zero()
         registry.register(_StateCollector(self._families, status, store, watches))
         ProcessCollector(registry=registry)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable
 
+import msgspec
 import structlog
 
 from proxyd.kernel.ruleset import KernelRefusedError
@@ -154,7 +155,10 @@ class FamilySync:
         self._delay = min(max(RETRY_FIRST, self._delay * 2), self._longest)
         self.retry_at = time.monotonic() + self._delay
         self._failure, self._failure_time = result.error, time.time()
-        self.status = self._status(self.status.last_success, self.status.last_success_time, result)
+        before = self.status
+        status = self._status(before.last_success, before.last_success_time, result)
+        # What could not be written again is still there, or comes back in a moment: no reason to cut connections.
+        self.status = msgspec.structs.replace(status, localhost_ports=before.localhost_ports)
         log.error("rules not written", ip_family=self.status.family, error=result.error, retry_in_seconds=self._delay)
 
     def _succeeded(self, result: PassResult) -> None:
@@ -218,6 +222,7 @@ class FamilySync:
             no_local_internal=tally.total.no_local_internal,
             no_local_external=tally.total.no_local_external,
             health_checks=tally.health_checks,
+            localhost_ports=tally.localhost_ports,
             settings=self.reconciler.settings,
         )
 

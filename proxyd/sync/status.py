@@ -7,6 +7,7 @@ from typing import Literal, Protocol
 import msgspec
 
 from proxyd.desired.forwarding import HealthCheck
+from proxyd.desired.localhost import LocalhostPort
 from proxyd.model import Family, Finding, Node, NodeSettings
 
 # How foreign changes were undone.
@@ -34,7 +35,8 @@ class FamilyStatus(msgspec.Struct, frozen=True):
     ``last_success`` is None before the first complete write; ``owed_since`` is the time of the oldest change that is
     not in the kernel yet, None where nothing is owed. ``last_error`` is that of the last pass ("": it succeeded),
     ``last_failure`` that of the last pass that failed. ``settings`` are those that the rules were made with, None
-    before there were any.
+    before there were any. ``localhost_ports`` is the same object for as long as none of them changes; after a failure it
+    is what it was before.
     """
 
     family: Family
@@ -47,6 +49,7 @@ class FamilyStatus(msgspec.Struct, frozen=True):
     no_local_internal: int = 0
     no_local_external: int = 0
     health_checks: tuple[HealthCheck, ...] = ()
+    localhost_ports: tuple[LocalhostPort, ...] = ()
     settings: NodeSettings | None = None
     last_pass: PassResult | None = None
     last_failure: str = ""

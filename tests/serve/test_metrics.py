@@ -59,6 +59,8 @@ KUBE_PROXY: dict[str, tuple[str, Labels, list[str]]] = {
     "kubeproxy_sync_proxy_rules_nftables_cleanup_failures_total": ("counter", FAMILY, []),
     "kubeproxy_conntrack_reconciler_sync_duration_seconds": ("histogram", FAMILY, B1),
     "kubeproxy_conntrack_reconciler_deleted_entries_total": ("counter", FAMILY, []),
+    "kubeproxy_nftables_localhost_nodeport_listeners": ("gauge", FAMILY, []),
+    "kubeproxy_nftables_localhost_nodeport_listener_creation_failures_total": ("counter", FAMILY, []),
 }
 OUR_OWN: dict[str, tuple[str, Labels, list[str]]] = {
     "proxyd_drift_repaired_total": ("counter", {**FAMILY, "how": ("mended", "rewritten")}, []),
@@ -69,6 +71,10 @@ OUR_OWN: dict[str, tuple[str, Labels, list[str]]] = {
     "proxyd_endpoints": ("gauge", FAMILY, []),
     "proxyd_sync_operations_total": ("counter", FAMILY, []),
     "proxyd_conntrack_failures_total": ("counter", FAMILY, []),
+    "proxyd_localhost_nodeport_open_connections": ("gauge", FAMILY, []),
+    "proxyd_localhost_nodeport_connections_total": ("counter", FAMILY, []),
+    "proxyd_localhost_nodeport_connections_refused_total": ("counter", FAMILY, []),
+    "proxyd_localhost_nodeport_dial_failures_total": ("counter", FAMILY, []),
     "proxyd_watch_connected": ("gauge", RESOURCE, []),
     "proxyd_watch_last_event_age_seconds": ("gauge", RESOURCE, []),
     "proxyd_watch_clock_offset_seconds": ("gauge", RESOURCE, []),

@@ -13,7 +13,7 @@ import pytest
 
 from proxyd.kube.decode import Decoded
 from proxyd.kube.store import Store
-from proxyd.model import FAMILIES, Family, Finding, Node, NodeSettings, Reason
+from proxyd.model import FAMILIES, Family, Finding, Node, NodeSettings, Reason, Service
 from proxyd.nft.drift import Drift
 from proxyd.nft.objects import Element, Transaction
 from proxyd.sync import family as family_module
@@ -88,7 +88,7 @@ class Daemon:
         self.nodes.append(node)
         if family in self.trouble:
             raise self.trouble[family]
-        return build.settings(family, zone=node.zone if node else "")
+        return build.settings(family, zone=node.zone if node else "", localhost_node_ports=True)
 
     def stop(self) -> None:
         self.stopped.set()
@@ -275,6 +275,23 @@ def test_a_failure_keeps_everything_owed_and_is_tried_again_without_a_change() -
         assert daemon.serves("10.96.0.2", "10.244.2.1", "10.244.2.2")
         assert [family for family, _ in daemon.observer.latencies] == [V4]
         assert daemon.status().owed_since is None
+
+
+def test_localhost_ports_are_those_of_the_last_write_that_succeeded() -> None:
+    def ported(number: int) -> Service:
+        return build.service(ports=(build.port(node_port=number),))
+
+    with running(ported(30080), build.endpoint_slice("web", "10.244.1.1")) as daemon:
+        daemon.until(lambda: [each.port for each in daemon.status().localhost_ports] == [30080])
+        before = daemon.status().localhost_ports
+        # The change itself is refused, and of what follows (everything anew) only the last step.
+        daemon.ruleset.refuse_if(lambda t: t.family is V4 and t.table is None and any(each.hook for each in t.chains))
+        daemon.ruleset.refuse_next()
+        daemon.put(ported(30081))
+        daemon.until(lambda: bool(daemon.status().last_error))
+        assert daemon.status().localhost_ports is before
+        daemon.ruleset.recover()
+        daemon.until(lambda: [each.port for each in daemon.status().localhost_ports] == [30081])
 
 
 @pytest.mark.parametrize(("down", "up"), [(V4, V6), (V6, V4)])

@@ -249,6 +249,12 @@ def test_feature_gates_of_our_own_are_acted_on() -> None:
     assert by_file(gates) == default(reset_gone_tcp=True, all_service_metrics=True)
 
 
+@pytest.mark.parametrize(("gates", "expected"), [("{}", True), ("{X: true}", True), ("{X: false}", False)])
+def test_the_gate_of_localhost_node_ports_is_known_and_only_switches_them_off(gates: str, expected: bool) -> None:
+    gates = gates.replace("X", "KubeProxyNFTablesLocalhostNodePorts")
+    assert by_file(f"featureGates: {gates}") == default(localhost_node_ports=expected)
+
+
 def test_what_is_not_acted_on_is_unused() -> None:
     config = by_file(
         "oomScoreAdj: -5\nenableProfiling: true\nconntrack: {min: 5}\nlogging: {options: {json: {splitStream: true}}}\n"

@@ -9,7 +9,7 @@ import pytest
 
 from proxyd.model import FAMILIES, Family, LocalDetector, ServicePort
 from proxyd.nft.fixed import base_chains, generation_chains, invalid_segments, node_port_elements
-from proxyd.nft.layout import INVALID_DROPPED, TRANSLATED, Layout
+from proxyd.nft.layout import INVALID_DROPPED, LOCALHOST_REFUSED, TRANSLATED, Layout
 from proxyd.nft.objects import Chain, Count, Drop, Element, Field, InSet, Jump, Match
 from tests import build
 from tests.fakes.packets import Host, Outcome, Packet, distribution
@@ -190,6 +190,64 @@ def test_node_ports_without_endpoints_are_refused_on_the_same_addresses(addresse
     assert made.reaches(build.NODE_IP[V4], 30080, host=host) == even("reject")
     assert made.reaches("192.0.2.77", 30080, host=host) == even(expected)
     assert made.reaches("127.0.0.1", 30080, by="node", host=host) == even("127.0.0.1")
+
+
+LOOPBACK = {V4: "127.0.0.1", V6: "::1"}
+OTHER_PROTOCOLS = {
+    "ports": (
+        ServicePort("http", "tcp", 80, 30080),
+        ServicePort("dns", "udp", 53, 30053),
+        ServicePort("sig", "sctp", 7, 30007),
+    )
+}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("addresses", [None, ()], ids=["all", "none"])
+def test_on_localhost_udp_and_sctp_are_refused_and_tcp_is_left_to_whoever_listens(
+    family: Family, addresses: Any
+) -> None:
+    node = {"localhost_node_ports": True, "node_port_addresses": addresses}
+    made, to = world(family, node=node, **OTHER_PROTOCOLS), LOOPBACK[family]
+    assert made.reaches(to, 30053, by="node", protocol="udp") == even("reject")
+    assert made.reaches(to, 30007, by="node", protocol="sctp") == even("reject")
+    assert made.reaches(to, 30080, by="node", protocol="tcp") == even(to)
+    assert made.reaches(to, 30080, by="node", protocol="udp") == even(to)
+    assert made.reaches(to, 53, by="node", protocol="udp") == even(to)
+    if addresses == ():
+        # Other addresses of the node, which take no node ports, are not meant.
+        own = build.NODE_IP[family]
+        assert (
+            made.reaches(own, 30053, protocol="udp") == made.reaches(own, 30053, by="node", protocol="udp") == even(own)
+        )
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_localhost_is_left_alone_where_nobody_asked(family: Family) -> None:
+    made, to = world(family, **OTHER_PROTOCOLS), LOOPBACK[family]
+    for port, protocol in ((30053, "udp"), (30007, "sctp"), (30080, "tcp")):
+        assert made.reaches(to, port, by="node", protocol=protocol) == even(to)
+    # Nobody pays for it either.
+    refused = Layout(family, 1, 0x4000).name(LOCALHOST_REFUSED)
+    chains = generation_chains(Layout(family, 1, 0x4000), build.settings(family))
+    assert not [each for chain in chains for rule in chain.rules for each in rule if refused in repr(each)]
+
+
+def test_the_node_s_address_takes_them_as_ever() -> None:
+    made = world(
+        node={"localhost_node_ports": True},
+        endpoints=(),
+        **OTHER_PROTOCOLS,
+    )
+    assert made.reaches(build.NODE_IP[V4], 30053, protocol="udp") == even("reject")
+    assert made.reaches(build.NODE_IP[V4], 30080) == even("reject")
+
+
+def test_a_node_port_that_changes_its_protocol_is_not_refused_on_localhost_any_more() -> None:
+    made = world(node={"localhost_node_ports": True}, **OTHER_PROTOCOLS)
+    made.put(build.service(cluster_ips=(CLUSTER_IP[V4],), ports=(ServicePort("dns", "tcp", 53, 30053),)))
+    made.sync()
+    assert made.reaches("127.0.0.1", 30053, by="node", protocol="udp") == even("127.0.0.1")
 
 
 def test_node_port_addresses_are_elements() -> None:

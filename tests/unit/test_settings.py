@@ -70,6 +70,31 @@ class TestNodePortAddresses:
             found = made(family, node(), node_port_addresses=configured).node_port_addresses
             assert (ANY if found is None else list(found)) == expected
 
+    @pytest.mark.parametrize(
+        ("configured", "v4", "v6"),
+        [
+            ((), False, False),
+            (("primary",), False, False),
+            (("all",), False, False),
+            (("0.0.0.0/0", "::/0"), False, False),
+            (("126.0.0.0/7", "::/127"), False, False),  # they only contain it
+            (("localhost",), True, True),
+            (("primary", "localhost"), True, True),
+            (("all", "localhost"), True, True),
+            (("127.0.0.0/8",), True, False),
+            (("127.0.0.1/32", "10.0.0.0/24"), True, False),
+            (("0.0.0.0/0", "127.0.0.0/8"), True, False),
+            (("::1/128",), False, True),
+            (("::1/128", "127.0.0.5/32", "primary"), True, True),
+        ],
+        ids=str,
+    )
+    def test_loopback_takes_node_ports_where_it_is_named(self, configured: tuple[str, ...], v4: bool, v6: bool) -> None:
+        found = [made(family, node(), node_port_addresses=configured).localhost_node_ports for family in (V4, V6)]
+        assert found == [v4, v6]
+        off = {"node_port_addresses": configured, "localhost_node_ports": False}
+        assert not made(V4, node(), **off).localhost_node_ports
+
     def test_primary_without_an_address_of_the_family_is_none_at_all(self) -> None:
         found = made(V6, node(addresses=("192.0.2.11",)), host=HOST[:1])
         assert (found.node_port_addresses, found.node_ip) == ((), "")
