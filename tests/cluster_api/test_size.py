@@ -10,7 +10,7 @@ import pytest
 
 from proxyd.kube.reflector import PAGE
 from tests.cluster_api.conftest import control_plane
-from tests.cluster_api.steps import Offers, noticed, right_again
+from tests.cluster_api.steps import Offers, trouble
 from tests.controlplane import objects
 from tests.controlplane.api import Api, path_of
 from tests.controlplane.outpost import ENDPOINT, Outpost
@@ -64,15 +64,14 @@ def test_a_list_in_pages_is_complete_before_anything_is_written_and_relists_chan
     here.serves(first)
     here.serves(last)
     written = here.metric("proxyd_sync_operations_total")
-    with here.traffic(last):
+    with trouble(here, last, offer, "connect") as noticed:
         here.weather.shut_out()
-        noticed(here, "connect")
+        noticed()
         plane.admin.delete(path_of(objects.service("service-0", NAMESPACE)))
         plane.compact()
         plane.restart_apiserver(WITHOUT_STREAMING_LISTS)
         here.weather.let_in()
         here.forgets(first)
-        right_again(here, offer)
     assert here.metric("proxyd_watch_relists_total", resource="services") == 1
     assert here.errors("expired", "services") == 1
     assert here.metric("proxyd_sync_operations_total") - written < COUNT / 10

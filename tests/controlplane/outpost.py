@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import subprocess
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -24,6 +26,22 @@ ENDPOINT_PORT = 8080
 # Longer than two of the longest delays between retries (60 s), and all that can come on top.
 PATIENCE = 180.0
 RESOURCES = ("nodes", "services", "endpointslices")
+
+
+# How often a test may look at something that costs proxyd work: a page of its metrics.
+LOOK = 0.1
+
+
+class Footprint(NamedTuple):
+    """What a process has used up, or holds, at a moment (monotonic seconds)."""
+
+    at: float
+    cpu: float
+    """Seconds of one core, since it was started."""
+    memory: int
+    """Resident, in KiB."""
+    files: int
+    threads: int
 
 
 class Outpost:
@@ -44,7 +62,7 @@ class Outpost:
         file = self._folder / "kubeconfig"
         config = kubeconfig(file, self.weather.url, self.authority_file, token_file=self.token_file)
         self.proxyd = Proxyd(self, None, self._folder / "proxyd.log", "--kubeconfig", str(config))
-        until(self.connected, "all watches open")
+        until(self.connected, "all watches open", every=LOOK)
         return self.proxyd
 
     def start(self, words: Sequence[str], **options: Any) -> subprocess.Popen[str]:
@@ -110,10 +128,18 @@ class Outpost:
         """Whether all its watches are open."""
         return self.metric("proxyd_watch_connected") == len(RESOURCES)
 
-    def memory(self) -> int:
-        """Its resident memory, in KiB."""
-        status = Path(f"/proc/{self.proxyd.process.pid}/status").read_text()
-        return int(status.split("VmRSS:")[1].split()[0])
+    def footprint(self) -> Footprint:
+        """What it has used up, and what it holds now."""
+        process = Path(f"/proc/{self.proxyd.process.pid}")
+        status = (process / "status").read_text()
+        user, system = (process / "stat").read_text().rpartition(")")[2].split()[11:13]
+        return Footprint(
+            time.monotonic(),
+            (int(user) + int(system)) / os.sysconf("SC_CLK_TCK"),
+            int(status.split("VmRSS:")[1].split()[0]),
+            len(os.listdir(process / "fd")),
+            int(status.split("Threads:")[1].split()[0]),
+        )
 
 
 @contextlib.contextmanager

@@ -306,7 +306,7 @@ class TestRelisting:
         rig.run_synced()
         rig.now += 600.0
         api.fail(fake.error_event(410, "Expired"), kind="watch", times=4)
-        api.fail(_list_and_expire, kind="watchlist", times=3)
+        api.fail(list_and_expire, kind="watchlist", times=3)
         api.end_watches()
         until(lambda: len(rig.delays) >= 3)
         assert rig.delays[:3] == [0.8, 1.6, 3.2]
@@ -345,7 +345,7 @@ class TestRelisting:
         assert rig.delays == [0.8, 1.6, 3.2]
 
 
-def _list_and_expire(exchange: fake.Exchange) -> None:
+def list_and_expire(exchange: fake.Exchange) -> None:
     """A WatchList that is complete, and at once expired."""
     version, objects = exchange.api.snapshot(exchange.request)
     exchange.begin()
