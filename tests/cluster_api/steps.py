@@ -15,11 +15,13 @@ from tests.topology import V4
 
 # Tries of one watch in a trouble of some seconds: 0.8 s between the first two, and each time twice as long.
 TRIES = 10
+# Tries of one watch with what has been replaced in a file: the one that was under way, and the one that has it read anew.
+TRIES_WITH_OLD = 2
 # What a trouble may cost: a share of the time of one core (a loop without a rest takes all that it gets), and beside that
 # seconds of work that has to be done. What it may leave behind: KiB, and less than a connection for each watch.
 CPU_SHARE = 0.1
 CPU_ONCE = 0.75
-MEMORY = 4096
+MEMORY = 8192
 FILES = len(RESOURCES) - 1
 
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import json
 import time
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 
-from tests.cluster_api.steps import TRIES, Offers, break_streams, calm, noticed, right_again
+from tests.cluster_api.steps import TRIES, TRIES_WITH_OLD, Offers, break_streams, calm, noticed, right_again
 from tests.controlplane import objects
 from tests.controlplane.api import ApiRefusedError, Object, path_of
 from tests.controlplane.outpost import ENDPOINT, LOOK, RESOURCES, Footprint, Outpost, outpost
@@ -146,8 +147,11 @@ def test_the_token_ends_and_another_one_is_in_its_file(unknown: Patient, plane: 
     until(lambda: is_unknown(plane, unknown.token), "the token is worth nothing any more", every=LOOK)
     break_streams(unknown.here)
     noticed(unknown.here, "http-401")
+    asked = len(unknown.here.weather.asked())
     replace(unknown.here.token_file, plane.token())
     unknown.right_again(offer, "http-401")
+    refused = Counter(each.resource for each in unknown.here.weather.asked()[asked:] if each.status == 401)
+    assert all(count <= TRIES_WITH_OLD for count in refused.values()), f"the file is read at once: {refused}"
 
 
 def is_unknown(plane: Plane, token: str) -> bool:

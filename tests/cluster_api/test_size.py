@@ -57,6 +57,7 @@ def test_a_list_in_pages_is_complete_before_anything_is_written_and_relists_chan
         pages = [each for each in asked if not each.watch]
         assert len(pages) == math.ceil(count / PAGE)
         assert sum("continue" in each.query for each in pages) == len(pages) - 1
+    assert here.proxyd.events("rules written", ip_family="IPv4")[0]["services"] == COUNT + 1
     assert here.metric("proxyd_services", ip_family="IPv4") == COUNT + 1
     assert here.proxyd.events("no WatchList, listing in pages", resource="services")
 
