@@ -19,7 +19,7 @@ import structlog
 from proxyd.kube import reflector as reflector_module
 from tests.fakes import apiserver as fake
 from tests.fakes.apiserver import ApiServer, service
-from tests.kube.test_reflector import Rig, list_and_expire, until
+from tests.kube.rig import Rig, list_and_expire, until
 
 WARM_UP, ROUNDS = 30, 100
 # Bytes for each round, what the interpreter keeps for later included: a leaked answer takes many times as much.
