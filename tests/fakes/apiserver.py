@@ -58,7 +58,7 @@ class ApiServer:
         self._objects: dict[str, dict[Key, tuple[dict[str, Any], bytes]]] = {}
         self._log: dict[str, list[_Change]] = {}
         self._oldest = 0
-        self._generation = 0
+        self.generation = 0  # of watches: an older one has to end
         self._version = 100
         self._faults: list[_Queued] = []
         self._sockets: set[socket.socket] = set()
@@ -133,7 +133,7 @@ class ApiServer:
     def end_watches(self) -> None:
         """Ends all open watches in good order, as at their timeoutSeconds."""
         with self.changed:
-            self._generation += 1
+            self.generation += 1
             self.changed.notify_all()
 
     def compact(self) -> None:
@@ -180,7 +180,6 @@ class ApiServer:
         """Sends what changed since ``version``, until the watch ends."""
         with self.changed:
             self.watching += 1
-            generation = self._generation
             self.changed.notify_all()
         try:
             deadline = time.monotonic() + float(exchange.request.params.get("timeoutSeconds", 3600))
@@ -193,7 +192,7 @@ class ApiServer:
                         break
                     log = self._log.get(exchange.request.path, [])
                     news = log[_first_after(log, version) :]
-                    if not news and (generation != self._generation or time.monotonic() >= deadline):
+                    if not news and (exchange.generation != self.generation or time.monotonic() >= deadline):
                         break
                     if not news:
                         self.changed.wait(0.05)
@@ -218,6 +217,7 @@ class Exchange:
     def __init__(self, handler: _Handler, request: Request) -> None:
         self.api: ApiServer = handler.server.api  # type: ignore[attr-defined]
         self.request = request
+        self.generation = self.api.generation  # before anybody can see that there was this request
         self._handler = handler
 
     def reply(self, code: int, body: bytes, **headers: str) -> None:
