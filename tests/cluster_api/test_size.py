@@ -10,7 +10,7 @@ import pytest
 
 from proxyd.kube.reflector import PAGE
 from tests.cluster_api.conftest import control_plane
-from tests.cluster_api.steps import Offers, trouble
+from tests.cluster_api.steps import Offers, right_again, trouble
 from tests.controlplane import objects
 from tests.controlplane.api import Api, path_of
 from tests.controlplane.outpost import ENDPOINT, Outpost
@@ -76,3 +76,17 @@ def test_a_list_in_pages_is_complete_before_anything_is_written_and_relists_chan
     assert here.metric("proxyd_watch_relists_total", resource="services") == 1
     assert here.errors("expired", "services") == 1
     assert here.metric("proxyd_sync_operations_total") - written < COUNT / 10
+
+
+def test_a_restart_takes_nothing_away_before_all_pages_are_there(
+    many: dict[str, str], here: Outpost, offer: Offers
+) -> None:
+    last = many["service-999"]  # in the order of names
+    here.serves(last)
+    with here.traffic(last):
+        assert here.proxyd.stop() == 0
+        here.weather.delay(1.0, "continue")
+        with here.run():
+            right_again(here, offer)
+            written = here.proxyd.events("rules written", ip_family="IPv4")
+    assert min(each["services"] for each in written) >= COUNT
