@@ -83,6 +83,12 @@ class TestFaults:
         assert rig.delays == [0.8, 1.6, 3.2, 6.4, 12.8, 25.6, 30.0, 30.0]
         assert rig.reflector.state.errors == {"http-403": 8}
 
+    def test_a_fault_that_lasts_is_said_once_a_minute(self, rig: Rig, api: ApiServer) -> None:
+        api.fail(fake.status(403, "Forbidden"), times=100)
+        with structlog.testing.capture_logs() as logs:
+            assert sum(rig.after_waits(8)[:7]) == pytest.approx(80.4), "seconds from the first try to the eighth"
+        assert [each["event"] for each in logs] == ["forbidden"] * 2
+
     def test_unauthorized_is_tried_again_at_once_but_once(self, rig: Rig, api: ApiServer) -> None:
         api.fail(fake.status(401, "Unauthorized"), times=4)
         rig.run_synced()
