@@ -7,7 +7,8 @@ from collections.abc import Iterator
 import pytest
 
 from tests.fakes import apiserver as fake
-from tests.fakes.apiserver import ApiServer, service
+from tests.fakes.apiobjects import service
+from tests.fakes.apiserver import ApiServer
 from tests.kube.rig import Rig
 
 

@@ -14,7 +14,8 @@ import pytest
 
 from proxyd.kube.client import ApiError, ClientError, TransportError, connect
 from tests.fakes import apiserver as fake
-from tests.fakes.apiserver import ApiServer, service
+from tests.fakes.apiobjects import service
+from tests.fakes.apiserver import ApiServer
 from tests.kube.access import DEADLINE, Clock, aborted_read, get, kubeconfig, replace
 
 

@@ -18,7 +18,8 @@ import structlog
 
 from proxyd.kube import reflector as reflector_module
 from tests.fakes import apiserver as fake
-from tests.fakes.apiserver import ApiServer, service
+from tests.fakes.apiobjects import service
+from tests.fakes.apiserver import ApiServer
 from tests.kube.rig import Rig, list_and_expire, until
 
 WARM_UP, ROUNDS = 30, 100

@@ -13,7 +13,8 @@ from proxyd.kube.resources import ENDPOINT_SLICES, own_node
 from proxyd.kube.store import Store
 from proxyd.model import Endpoint, ServiceKey
 from tests.fakes import apiserver as fake
-from tests.fakes.apiserver import ApiServer, endpoint_slice, service
+from tests.fakes.apiobjects import endpoint_slice, service
+from tests.fakes.apiserver import ApiServer
 from tests.kube.rig import DEADLINE, Rig, list_and_expire, until
 
 

@@ -9,7 +9,8 @@ from proxyd.kube import client as transport
 from proxyd.kube.reflector import Reflector, Timing
 from proxyd.kube.resources import SERVICES
 from tests.fakes import apiserver as fake
-from tests.fakes.apiserver import ApiServer, service
+from tests.fakes.apiobjects import service
+from tests.fakes.apiserver import ApiServer
 from tests.kube.rig import DEADLINE, Rig, until
 
 
