@@ -166,3 +166,4 @@ def test_a_stream_that_is_frozen_is_given_up(frozen: Patient, offer: Offers) -> 
     frozen.right_again(offer, "timeout")
     for resource in RESOURCES:
         assert len(frozen.here.weather.asked(resource)) == 2, "one watch, and one that goes on where it was"
+    assert frozen.here.metric("proxyd_watch_relists_total") == 0
