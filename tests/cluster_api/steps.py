@@ -59,12 +59,18 @@ def noticed(here: Outpost, *reasons: str) -> None:
     """Waits until the log says that each of the watches has failed for one of these reasons; the metric says it too."""
 
     def lost() -> bool:
-        said = {(each["resource"], each["reason"]) for each in here.proxyd.events() if "reason" in each}
+        said = set(_lost(here))
         return all(any((resource, reason) in said for reason in reasons) for resource in RESOURCES)
 
-    until(lost, f"{reasons} in the log", every=LOOK)
+    until(lost, f"{reasons} in the log", PATIENCE, LOOK)
     for resource in RESOURCES:
         assert any(here.errors(reason, resource) for reason in reasons), (resource, here.proxyd.output())
+
+
+def _lost(here: Outpost) -> list[tuple[str, str]]:
+    """The resource and the reason of each line about a watch that failed."""
+    events = [*here.proxyd.events("watch lost"), *here.proxyd.events("forbidden")]
+    return [(each["resource"], each["reason"]) for each in events]
 
 
 def right_again(here: Outpost, offer: Offers) -> None:
@@ -110,5 +116,5 @@ def calm(here: Outpost, before: Footprint) -> None:
     assert now.memory - before.memory < MEMORY, changes
     assert now.files <= before.files + FILES, changes
     assert now.threads <= before.threads, changes
-    said = Counter((each["resource"], each["reason"]) for each in here.proxyd.events() if "reason" in each)
+    said = Counter(_lost(here))
     assert max(said.values(), default=0) <= 1 + (now.at - before.at) / LOG_AGAIN_SECONDS, said
