@@ -23,13 +23,16 @@ HEALTH_PORT = 10256
 DEADLINE = 30.0
 
 
-def until(condition: Callable[[], object], what: str, deadline: float = DEADLINE) -> None:
-    """Waits for a condition. Raises ``TimeoutError``, naming ``what``, where it does not come."""
+def until(condition: Callable[[], object], what: str, deadline: float = DEADLINE, every: float = 0.005) -> None:
+    """Waits for a condition, and looks at it ``every`` so many seconds.
+
+    Raises ``TimeoutError``, naming ``what``, where it does not come.
+    """
     end = time.monotonic() + deadline
     while not condition():
         if time.monotonic() > end:
             raise TimeoutError(f"not within {deadline:g} s: {what}")
-        time.sleep(0.005)
+        time.sleep(every)
 
 
 def write(folder: Path, name: str, text: str) -> float:

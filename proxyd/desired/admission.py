@@ -49,7 +49,8 @@ def admit(service: Service) -> Admission:
 
     cluster_ips: dict[Family, str] = {}
     for family, address in _addresses("spec.clusterIPs", service.cluster_ips, refuse):
-        cluster_ips.setdefault(family, address)
+        if cluster_ips.setdefault(family, address) != address:
+            refuse(Reason.INVALID_ADDRESS, f"spec.clusterIPs: {address} is not served, being a second {family} address")
     ports = _ports(service, refuse)
     external = _addresses("spec.externalIPs", service.external_ips, refuse)
     ingress = _addresses("status.loadBalancer.ingress", service.ingress_ips, refuse)
@@ -59,6 +60,9 @@ def admit(service: Service) -> Admission:
                 refuse(Reason.INVALID_ADDRESS, f"{field}: {address} is {family}, but there is no {family} cluster IP")
     sources = _sources(service.source_ranges, refuse)
     affinity = _affinity(service.affinity_seconds, refuse)
+    if not 0 <= service.health_check_node_port <= 65535:
+        number = service.health_check_node_port
+        refuse(Reason.INVALID_PORT, f"spec.healthCheckNodePort: {number} is not within 0..65535")
     families = {
         family: Admitted(
             cluster_ip,

@@ -140,7 +140,7 @@ def build_forwarding(
 
 def _health_check(service: Service, slices: Sequence[EndpointSlice], settings: NodeSettings) -> HealthCheck | None:
     """Counts addresses of ready endpoints on this node; terminating ones do not count although they still serve."""
-    if not service.health_check_node_port or not service.external_local:
+    if not 1 <= service.health_check_node_port <= 65535 or not service.external_local:
         return None
     local = {
         endpoint.address

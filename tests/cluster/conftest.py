@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import ctypes
-import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import pytest
 
@@ -14,14 +12,12 @@ from proxyd.kernel.libnftables import LibNftables
 from proxyd.model import EndpointSlice, Family, Service
 from proxyd.sync.reconcile import Reconciler
 from tests import build
+from tests.cluster.flows import Bench
 from tests.cluster.manifests import manifest
+from tests.cluster.namespaces import inside
 from tests.netns import forget_flows, why_not
 from tests.program import write
-from tests.topology import Host, Topology
-
-T = TypeVar("T")
-
-_CLONE_NEWNET = 0x40000000
+from tests.topology import Topology
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -37,29 +33,6 @@ def world() -> Iterator[Topology]:
         pytest.skip(reason)
     with Topology() as topology:
         yield topology
-
-
-def inside(host: Host, make: Callable[[], T]) -> T:
-    """What ``make`` gives when it is called in a namespace; sockets that it opens stay there."""
-    made: list[T] = []
-    failures: list[BaseException] = []
-
-    def run() -> None:
-        try:
-            libc = ctypes.CDLL(None, use_errno=True)
-            with open(f"/proc/{host.pid}/ns/net") as namespace:
-                if libc.setns(namespace.fileno(), _CLONE_NEWNET):
-                    raise OSError(ctypes.get_errno(), "setns")
-            made.append(make())
-        except BaseException as error:  # noqa: BLE001 - for the thread that waits
-            failures.append(error)
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    thread.join()
-    if failures:
-        raise failures[0]
-    return made[0]
 
 
 class Rules:
@@ -151,3 +124,14 @@ def folder(tmp_path: Path) -> Path:
 @pytest.fixture
 def log(tmp_path: Path) -> Path:
     return tmp_path / "log"
+
+
+@pytest.fixture
+def bench(world: Topology, tmp_path: Path) -> Iterator[Bench]:
+    world.node.run("nft", "flush", "ruleset")
+    inside(world.node, forget_flows)
+    made = Bench(world, tmp_path)
+    yield made
+    made.stop()
+    world.node.run("nft", "flush", "ruleset")
+    inside(world.node, forget_flows)

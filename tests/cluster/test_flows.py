@@ -5,147 +5,33 @@ Every sender keeps its source port, as DNS and SIP servers do; otherwise nothing
 
 from __future__ import annotations
 
-import json
 import re
-import subprocess
-import sys
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, TextIO
 
 import pytest
 
 from proxyd.desired.endpoints import Backend
 from proxyd.model import Family
-from tests.cluster.cases import EXTERNAL, FAMILIES, FRONTENDS, LOAD_BALANCER, REFUSED, VIP, Target
-from tests.cluster.conftest import inside
+from tests.cluster.cases import FAMILIES, FRONTENDS, REFUSED, VIP, Target
+from tests.cluster.flows import (
+    DEAD,
+    KEEP_TRACKING,
+    NODE_PORT,
+    READY,
+    TCP,
+    TERMINATING,
+    Bench,
+    every_frontend,
+    pod,
+    service,
+    slices,
+    target,
+)
+from tests.cluster.namespaces import inside
 from tests.fakes.flows import Flow
-from tests.netns import add_many_flows, forget_flows, list_flows
-from tests.program import FLAGS, Proxyd, until, write
-from tests.topology import ADDRESSES, NODE, V4, V6, Topology
-
-NODE_PORT = 30053
-METRICS_PORT = 10249
-SILENCE = 0.3
-# Keeps the connection tracker at work while there are no rules of ours.
-KEEP_TRACKING = "table inet keep { chain c { type filter hook prerouting priority 0; ct state invalid counter; }; }"
-TCP = {"name": "web", "port": 80, "protocol": "TCP"}
-
-
-def target(frontend: str, family: Family) -> Target:
-    if frontend == "node port":
-        return Target(NODE[family], NODE_PORT)
-    addresses = {"cluster ip": VIP, "load balancer": LOAD_BALANCER, "external ip": EXTERNAL}
-    return Target(addresses[frontend][family], 53)
-
-
-def every_frontend(family: Family) -> list[tuple[Target, int]]:
-    """Each with a source port for it."""
-    return [(target(frontend, family), 5353 + number) for number, frontend in enumerate(FRONTENDS)]
-
-
-def service(**spec: Any) -> dict[str, Any]:
-    """A Service with UDP on every kind of frontend, and TCP beside it."""
-    defaults = {
-        "type": "NodePort",
-        "clusterIPs": list(VIP.values()),
-        "clusterIP": VIP[V4],
-        "externalIPs": list(EXTERNAL.values()),
-        "ports": [{"name": "dns", "port": 53, "protocol": "UDP", "nodePort": NODE_PORT}, TCP],
-    }
-    return {
-        "apiVersion": "v1",
-        "kind": "Service",
-        "metadata": {"name": "dns"},
-        "spec": {**defaults, **spec},
-        "status": {"loadBalancer": {"ingress": [{"ip": address} for address in LOAD_BALANCER.values()]}},
-    }
-
-
-def slices(**pods: dict[str, bool]) -> list[dict[str, Any]]:
-    """Slices of both families with these pods and their conditions."""
-    return [
-        {
-            "apiVersion": "discovery.k8s.io/v1",
-            "kind": "EndpointSlice",
-            "metadata": {"name": f"dns-{family}".lower(), "labels": {"kubernetes.io/service-name": "dns"}},
-            "addressType": family,
-            "ports": [{"name": "dns", "port": 8053, "protocol": "UDP"}, {"name": "web", "port": 8080}],
-            "endpoints": [
-                {"addresses": [ADDRESSES[pod][family]], "conditions": conditions, "nodeName": "node1"}
-                for pod, conditions in pods.items()
-            ],
-        }
-        for family in Family
-    ]
-
-
-class Bench:
-    """A daemon that is told in one step what there is, and senders of datagrams."""
-
-    def __init__(self, world: Topology, path: Path) -> None:
-        self.world, self.folder, self.log = world, path / "manifests", path / "log"
-        self.folder.mkdir()
-        self.proxyd: Proxyd | None = None
-
-    def start(self, *flags: str) -> None:
-        """Starts the daemon, and waits until it has looked at the flows of what there is."""
-        self.proxyd = Proxyd(self.world, self.folder, self.log, flags=(*FLAGS, *flags))
-        if any(self.folder.iterdir()):
-            until(lambda: all(self.cleanings(family) for family in Family), "flows looked at")
-
-    def stop(self) -> None:
-        if self.proxyd is not None:
-            self.proxyd.close()
-            self.proxyd = None
-
-    def put(self, *objects: dict[str, Any]) -> None:
-        """What there is now."""
-        write(self.folder, "dns.yaml", "\n---\n".join(map(json.dumps, objects)))
-
-    def send(self, to: Target, port: int, who: str = "client1") -> str:
-        """One datagram from this source port; gives who answers, or what happens instead."""
-        [answer] = self.world.ask(who, *to, "udp", source_port=port, timeout=SILENCE)
-        return answer.by
-
-    def until_answered(self, to: Target, port: int, by: set[str], who: str = "client1") -> None:
-        """Sends until the answer is one of these; a flow that is not deleted lives on by that, as in life."""
-        until(lambda: self.send(to, port, who) in by, f"{by} answers {to}")
-
-    def flows(self, family: Family) -> set[Flow]:
-        return inside(self.world.node, lambda: list_flows(family))
-
-    def metric(self, name: str, family: Family) -> float:
-        assert self.proxyd is not None
-        _, text = self.proxyd.get("/metrics", METRICS_PORT)
-        found = re.search(rf'^{name}{{ip_family="{family}"}} (\S+)$', text, re.MULTILINE)
-        assert found, text
-        return float(found[1])
-
-    def cleanings(self, family: Family) -> float:
-        return self.metric("kubeproxy_conntrack_reconciler_sync_duration_seconds_count", family)
-
-    def put_and_wait(self, family: Family, *objects: dict[str, Any]) -> None:
-        """What there is now; waits until the flows of a change have been looked at."""
-        before = self.cleanings(family)
-        self.put(*objects)
-        until(lambda: self.cleanings(family) > before, "flows looked at")
-
-
-READY: dict[str, bool] = {"ready": True}
-TERMINATING = {"ready": False, "serving": True, "terminating": True}
-DEAD = {"ready": False, "serving": False}
-
-
-@pytest.fixture
-def bench(world: Topology, tmp_path: Path) -> Iterator[Bench]:
-    world.node.run("nft", "flush", "ruleset")
-    inside(world.node, forget_flows)
-    made = Bench(world, tmp_path)
-    yield made
-    made.stop()
-    world.node.run("nft", "flush", "ruleset")
-    inside(world.node, forget_flows)
+from tests.netns import add_many_flows
+from tests.program import until
+from tests.topology import V4, V6
 
 
 @FAMILIES
@@ -231,7 +117,7 @@ def test_flows_of_an_external_ip_that_is_taken_away_end_and_others_stay(bench: B
     bench.start()
     assert bench.send(gone, 5353) == bench.send(kept, 5354) == "pod1"
     bench.put_and_wait(family, service(externalIPs=[]), *slices(pod1=READY))
-    left = {each.destination for each in bench.flows(family) if each.answers == _pod("pod1", family)}
+    left = {each.destination for each in bench.flows(family) if each.answers == pod("pod1", family)}
     assert left == {Backend(*kept)}
     assert bench.send(gone, 5353) != "pod1"
 
@@ -244,7 +130,7 @@ def test_flows_of_a_deleted_service_end(bench: Bench, family: Family) -> None:
     assert bench.send(to, 5353) == "pod1"
     bench.put_and_wait(family)
     assert bench.send(to, 5353) != "pod1"
-    assert not any(each.answers == _pod("pod1", family) for each in bench.flows(family))
+    assert not any(each.answers == pod("pod1", family) for each in bench.flows(family))
 
 
 @FAMILIES
@@ -282,110 +168,6 @@ def test_tcp_is_never_touched(bench: Bench, family: Family) -> None:
     bench.put_and_wait(family, service(), *slices(pod3=READY))
     bench.until_answered(target("cluster ip", family), 5353, {"pod3"})
     assert before <= bench.flows(family)
-
-
-# Holds a connection: says so, and after each line of its input sends a byte and says what became of it.
-HOLD = """
-import socket, sys
-with socket.create_connection((sys.argv[1], int(sys.argv[2])), 5) as held:
-    held.settimeout(5)
-    print("connected", flush=True)
-    for _ in sys.stdin:
-        try:
-            held.sendall(b"x")
-            print("echoed" if held.recv(1) == b"x" else "closed", flush=True)
-        except OSError as error:
-            print(type(error).__name__, flush=True)
-"""
-ECHO = """
-import socket, threading
-def echo(each):
-    while data := each.recv(4096):
-        each.sendall(data)
-with socket.create_server(("::", 8090), family=socket.AF_INET6, dualstack_ipv6=True) as server:
-    print("listening", flush=True)
-    while True:
-        threading.Thread(target=echo, args=(server.accept()[0],), daemon=True).start()
-"""
-
-
-class Held:
-    """A connection from client1 to an echo server in pod1 that stays open, as a program of its own on each side."""
-
-    def __init__(self, world: Topology) -> None:
-        self._world = world
-        self._programs: list[subprocess.Popen[str]] = []
-        assert self._start("pod1", ECHO).readline() == "listening\n"
-
-    def _start(self, host: str, script: str, *arguments: str) -> TextIO:
-        words = self._world.hosts[host].command(sys.executable, "-c", script, *arguments)
-        program = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        self._programs.append(program)
-        assert program.stdout is not None
-        return program.stdout
-
-    def connect(self, to: Target) -> None:
-        """Connects, as soon as the Service is served."""
-
-        def connected() -> bool:
-            self._said = self._start("client1", HOLD, to.address, str(to.port))
-            return self._said.readline() == "connected\n"
-
-        until(connected, f"{to} is served")
-
-    def send(self) -> str:
-        """Sends a byte; gives what became of it."""
-        stdin = self._programs[-1].stdin
-        assert stdin is not None
-        stdin.write("\n")
-        stdin.flush()
-        return self._said.readline().strip()
-
-    def close(self) -> None:
-        for program in self._programs:
-            program.kill()
-            program.communicate()
-
-
-@pytest.fixture
-def held(world: Topology) -> Iterator[Held]:
-    held = Held(world)
-    yield held
-    held.close()
-
-
-def web(**pods: dict[str, bool]) -> list[dict[str, Any]]:
-    """A TCP Service in front of the echo server, and its slices."""
-    built = slices(**pods)
-    for each in built:
-        each["ports"] = [{"name": "web", "port": 8090}]
-    return [service(ports=[TCP], type="ClusterIP"), *built]
-
-
-@FAMILIES
-def test_a_connection_to_an_endpoint_in_no_slice_is_reset_if_asked_for(
-    bench: Bench, held: Held, family: Family
-) -> None:
-    bench.put(*web(pod1=READY))
-    bench.start("--feature-gates", "ResetGoneTCP=true")
-    held.connect(Target(VIP[family], 80))
-    assert held.send() == "echoed"
-    bench.put_and_wait(family, *web(pod1=DEAD | {"terminating": True}, pod3=READY))
-    assert held.send() == "echoed", "terminating endpoints keep their connections"
-    bench.put_and_wait(family, *web(pod3=READY))
-    assert held.send() == "ConnectionResetError"
-
-
-@FAMILIES
-def test_a_connection_to_an_endpoint_in_no_slice_is_left_alone_otherwise(
-    bench: Bench, held: Held, family: Family
-) -> None:
-    bench.start()
-    bench.put(*web(pod1=READY))
-    held.connect(Target(VIP[family], 80))
-    bench.put(*web(pod3=READY))
-    until(lambda: {each.by for each in bench.world.ask("client1", VIP[family], 80)} == {"refused"}, "the change is in")
-    assert held.send() == "echoed"
 
 
 @FAMILIES
@@ -444,18 +226,14 @@ def test_a_full_tracker_delays_no_rule_and_takes_no_memory(bench: Bench) -> None
     assert count * 9 // 10 <= found < count * 9 // 10 + 1000
 
 
-def _pod(name: str, family: Family) -> Backend:
-    return Backend(ADDRESSES[name][family], 8053)
-
-
 def _crowd(number: int, vip: Backend) -> Flow:
     """A flow of its own client: of ten, one to pod1, two to pod3, and seven to somebody else."""
     source = Backend(f"100.64.{number // 250 % 250}.{number % 250 + 1}", 1024 + number // 62500)
     match number % 10:
         case 0:
-            return Flow(source, vip, _pod("pod1", V4))
+            return Flow(source, vip, pod("pod1", V4))
         case 1 | 2:
-            return Flow(source, vip, _pod("pod3", V4))
+            return Flow(source, vip, pod("pod3", V4))
         case _:
             return Flow(source, Backend("192.0.2.99", 53), Backend("192.0.2.99", 53))
 

@@ -5,15 +5,17 @@ from __future__ import annotations
 import contextlib
 import json
 import time
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
-from tests.cluster_api.steps import TRIES, Offers, break_streams, noticed, right_again
+from tests.cluster_api.steps import TRIES, TRIES_WITH_OLD, Offers, break_streams, calm, noticed, right_again
 from tests.controlplane import objects
 from tests.controlplane.api import ApiRefusedError, Object, path_of
-from tests.controlplane.outpost import ENDPOINT, RESOURCES, Outpost, outpost
+from tests.controlplane.outpost import ENDPOINT, LOOK, RESOURCES, Footprint, Outpost, outpost
 from tests.controlplane.plane import PROXYD_NAMESPACE, Plane, replace
 from tests.program import until
 from tests.topology import V4
@@ -42,49 +44,66 @@ def web(plane: Plane) -> Iterator[str]:
     offers.withdraw()
 
 
+class Patient(NamedTuple):
+    """A node in trouble, how it was before, and its token."""
+
+    here: Outpost
+    before: Footprint
+    token: str
+
+    def right_again(self, offer: Offers, *reasons: str) -> None:
+        """Waits for the end of the trouble; what has to be so in every kind of it is so (see ``steps.trouble``)."""
+        right_again(self.here, offer)
+        noticed(self.here, *reasons)
+        for resource in RESOURCES:
+            assert self.here.errors(resource=resource) <= TRIES
+            assert len(self.here.weather.asked(resource)) <= TRIES
+        calm(self.here, self.before)
+
+
 @contextlib.contextmanager
-def under_traffic(plane: Plane, folder: Path, web: str, token: str = "") -> Iterator[Outpost]:
+def under_traffic(plane: Plane, folder: Path, web: str, token: str = "") -> Iterator[Patient]:
     """A node whose connections must all be answered, from now to the end."""
     with outpost(plane, folder, token=token) as here:
         here.serves(web)
         with here.traffic(web):
-            yield here
+            yield Patient(here, here.footprint(), token)
 
 
 @pytest.fixture(scope="module")
-def frozen(plane: Plane, web: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Outpost]:
+def frozen(plane: Plane, web: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Patient]:
     """Its streams stay open, but nothing comes any more; before that bookmarks came as often as they should."""
     version = plane.admin.get("/api/v1/services", limit="1")["metadata"]["resourceVersion"]
     bookmark = json.dumps({"type": "BOOKMARK", "object": {"metadata": {"resourceVersion": version}}}).encode() + b"\n"
-    with under_traffic(plane, tmp_path_factory.mktemp("frozen"), web) as here:
-        for stream in here.weather.streams():
+    with under_traffic(plane, tmp_path_factory.mktemp("frozen"), web) as patient:
+        for stream in patient.here.weather.streams():
             stream.say(bookmark)
             stream.say(bookmark)
             stream.freeze()
-        yield here
+        yield patient
 
 
 @pytest.fixture(scope="module")
-def unknown(plane: Plane, web: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Outpost, str]]:
-    """Its token ends, which the API server takes some seconds to notice; gives that too."""
+def unknown(plane: Plane, web: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Patient]:
+    """Its token ends, which the API server takes some seconds to notice."""
     plane.admin.create(SECRET)
     token = plane.token(secret=SECRET["metadata"]["name"])
-    with under_traffic(plane, tmp_path_factory.mktemp("unknown"), web, token) as here:
+    with under_traffic(plane, tmp_path_factory.mktemp("unknown"), web, token) as patient:
         plane.admin.delete(path_of(SECRET))
-        yield here, token
+        yield patient
 
 
 @pytest.fixture(scope="module")
-def unanswered(plane: Plane, web: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Outpost]:
+def unanswered(plane: Plane, web: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Patient]:
     """Its requests are taken, and no answer comes."""
-    with under_traffic(plane, tmp_path_factory.mktemp("unanswered"), web) as here:
-        here.weather.delay(40)
-        break_streams(here)
-        yield here
+    with under_traffic(plane, tmp_path_factory.mktemp("unanswered"), web) as patient:
+        patient.here.weather.delay(40)
+        break_streams(patient.here)
+        yield patient
 
 
 @pytest.fixture(scope="module", autouse=True)
-def together(frozen: Outpost, unknown: tuple[Outpost, str], unanswered: Outpost) -> None:
+def together(frozen: Patient, unknown: Patient, unanswered: Patient) -> None:
     """Has all of these begin before the first test waits for any."""
 
 
@@ -93,18 +112,19 @@ def test_memory_is_flat_over_many_ended_streams_and_each_is_opened_once_again(
 ) -> None:
     churn = objects.endpoint_slice("churn", [ENDPOINT[V4]])
     offer.keep(objects.service("churn"), churn)
-    memory = 0
-    with under_traffic(plane, tmp_path, web) as here:
+    with under_traffic(plane, tmp_path, web) as patient:
+        here = patient.here
         for number in range(ROUNDS):
-            until(lambda: settled(here), "streams that were open for a while")
+            until(lambda: settled(here), "streams that were open for a while", every=LOOK)
             for stream in here.weather.streams():
                 stream.end()
             addresses = ["10.244.9.1", "10.244.9.2"] if number % 2 else ["10.244.9.1"]
             plane.admin.apply(objects.endpoint_slice("churn", addresses))
             if number == WARM_UP:
-                memory = here.memory()
+                warm = here.footprint()
         right_again(here, offer)
-        assert here.memory() - memory < NOISE
+        calm(here, patient.before)
+        assert here.footprint().memory - warm.memory < NOISE
         assert here.errors() == 0
         for resource in RESOURCES:
             assert len(here.weather.asked(resource)) == ROUNDS + 1
@@ -115,25 +135,23 @@ def settled(here: Outpost) -> bool:
     return len(streams) == len(RESOURCES) and all(time.monotonic() - each.opened > SHORT for each in streams)
 
 
-def test_no_answer_is_waited_for_without_end(unanswered: Outpost, offer: Offers) -> None:
-    noticed(unanswered, "timeout")
-    unanswered.weather.delay(0)
-    right_again(unanswered, offer)
+def test_no_answer_is_waited_for_without_end(unanswered: Patient, offer: Offers) -> None:
+    noticed(unanswered.here, "timeout")
+    unanswered.here.weather.delay(0)
+    unanswered.right_again(offer, "timeout")
     for resource in RESOURCES:
-        assert unanswered.errors(resource=resource) <= 3, "the stream that we broke, and what came of it"
+        assert unanswered.here.errors(resource=resource) <= 3, "the stream that we broke, and what came of it"
 
 
-def test_the_token_ends_and_another_one_is_in_its_file(
-    unknown: tuple[Outpost, str], plane: Plane, offer: Offers
-) -> None:
-    here, token = unknown
-    until(lambda: is_unknown(plane, token), "the token is worth nothing any more")
-    break_streams(here)
-    noticed(here, "http-401")
-    replace(here.token_file, plane.token())
-    right_again(here, offer)
-    for resource in RESOURCES:
-        assert len(here.weather.asked(resource)) <= TRIES
+def test_the_token_ends_and_another_one_is_in_its_file(unknown: Patient, plane: Plane, offer: Offers) -> None:
+    until(lambda: is_unknown(plane, unknown.token), "the token is worth nothing any more", every=LOOK)
+    break_streams(unknown.here)
+    noticed(unknown.here, "http-401")
+    asked = len(unknown.here.weather.asked())
+    replace(unknown.here.token_file, plane.token())
+    unknown.right_again(offer, "http-401")
+    refused = Counter(each.resource for each in unknown.here.weather.asked()[asked:] if each.status == 401)
+    assert all(count <= TRIES_WITH_OLD for count in refused.values()), f"the file is read at once: {refused}"
 
 
 def is_unknown(plane: Plane, token: str) -> bool:
@@ -144,8 +162,8 @@ def is_unknown(plane: Plane, token: str) -> bool:
     return False
 
 
-def test_a_stream_that_is_frozen_is_given_up(frozen: Outpost, offer: Offers) -> None:
-    right_again(frozen, offer)
-    noticed(frozen, "timeout")
+def test_a_stream_that_is_frozen_is_given_up(frozen: Patient, offer: Offers) -> None:
+    frozen.right_again(offer, "timeout")
     for resource in RESOURCES:
-        assert len(frozen.weather.asked(resource)) == 2, "one watch, and one that goes on where it was"
+        assert len(frozen.here.weather.asked(resource)) == 2, "one watch, and one that goes on where it was"
+    assert frozen.here.metric("proxyd_watch_relists_total") == 0

@@ -10,7 +10,7 @@ import pytest
 
 from proxyd.kube.reflector import PAGE
 from tests.cluster_api.conftest import control_plane
-from tests.cluster_api.steps import Offers, noticed, right_again
+from tests.cluster_api.steps import Offers, right_again, trouble
 from tests.controlplane import objects
 from tests.controlplane.api import Api, path_of
 from tests.controlplane.outpost import ENDPOINT, Outpost
@@ -57,6 +57,7 @@ def test_a_list_in_pages_is_complete_before_anything_is_written_and_relists_chan
         pages = [each for each in asked if not each.watch]
         assert len(pages) == math.ceil(count / PAGE)
         assert sum("continue" in each.query for each in pages) == len(pages) - 1
+    assert here.proxyd.events("rules written", ip_family="IPv4")[0]["services"] == COUNT + 1
     assert here.metric("proxyd_services", ip_family="IPv4") == COUNT + 1
     assert here.proxyd.events("no WatchList, listing in pages", resource="services")
 
@@ -64,15 +65,28 @@ def test_a_list_in_pages_is_complete_before_anything_is_written_and_relists_chan
     here.serves(first)
     here.serves(last)
     written = here.metric("proxyd_sync_operations_total")
-    with here.traffic(last):
+    with trouble(here, last, offer, "connect") as noticed:
         here.weather.shut_out()
-        noticed(here, "connect")
+        noticed()
         plane.admin.delete(path_of(objects.service("service-0", NAMESPACE)))
         plane.compact()
         plane.restart_apiserver(WITHOUT_STREAMING_LISTS)
         here.weather.let_in()
         here.forgets(first)
-        right_again(here, offer)
     assert here.metric("proxyd_watch_relists_total", resource="services") == 1
     assert here.errors("expired", "services") == 1
     assert here.metric("proxyd_sync_operations_total") - written < COUNT / 10
+
+
+def test_a_restart_takes_nothing_away_before_all_pages_are_there(
+    many: dict[str, str], here: Outpost, offer: Offers
+) -> None:
+    last = many[max(many)]  # in the order of names, so of pages
+    here.serves(last)
+    with here.traffic(last):
+        assert here.proxyd.stop() == 0
+        here.weather.delay(1.0, "continue")
+        with here.run():
+            right_again(here, offer)
+            written = here.proxyd.events("rules written", ip_family="IPv4")
+    assert min(each["services"] for each in written) >= COUNT

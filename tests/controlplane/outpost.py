@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import subprocess
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.controlplane.namespaces import own_namespace, start
+from tests.controlplane.namespaces import inside, own_namespace, start
 from tests.controlplane.plane import PORT, Plane, kubeconfig
 from tests.controlplane.weather import Weather
+from tests.netns import forget_flows
 from tests.program import Proxyd, until
 from tests.topology import POD_RANGE, V4, V6, Host
 
@@ -24,6 +27,22 @@ ENDPOINT_PORT = 8080
 # Longer than two of the longest delays between retries (60 s), and all that can come on top.
 PATIENCE = 180.0
 RESOURCES = ("nodes", "services", "endpointslices")
+
+
+# How often a test may look at something that costs proxyd work: a page of its metrics.
+LOOK = 0.1
+
+
+class Footprint(NamedTuple):
+    """What a process has used up, or holds, at a moment (monotonic seconds)."""
+
+    at: float
+    cpu: float
+    """Seconds of one core, since it was started."""
+    memory: int
+    """Resident, in KiB."""
+    files: int
+    threads: int
 
 
 class Outpost:
@@ -44,7 +63,7 @@ class Outpost:
         file = self._folder / "kubeconfig"
         config = kubeconfig(file, self.weather.url, self.authority_file, token_file=self.token_file)
         self.proxyd = Proxyd(self, None, self._folder / "proxyd.log", "--kubeconfig", str(config))
-        until(self.connected, "all watches open")
+        until(self.connected, "all watches open", every=LOOK)
         return self.proxyd
 
     def start(self, words: Sequence[str], **options: Any) -> subprocess.Popen[str]:
@@ -72,13 +91,16 @@ class Outpost:
     @contextlib.contextmanager
     def traffic(self, address: str, port: int = 80) -> Iterator[None]:
         """Connects over and over meanwhile, and fails at the end if a single connection was not answered."""
-        outcomes: list[str] = []
+        outcomes: list[tuple[str, str]] = []
         enough = threading.Event()
 
         def connect() -> None:
             while not enough.wait(0.03):
-                outcomes.append(self._outcome(address, port))
+                outcomes.append((f"{time.time():.2f}", self._outcome(address, port)))
 
+        with inside(self.node):
+            # A try that came before the rules is tracked untranslated, and spoils its source port for two minutes.
+            forget_flows()
         thread = threading.Thread(target=connect)
         thread.start()
         try:
@@ -86,7 +108,11 @@ class Outpost:
         finally:
             enough.set()
             thread.join()
-        assert set(outcomes) == {"node"}, f"of {len(outcomes)} connections some came to something else: {set(outcomes)}"
+        others = [each for each in outcomes if each[1] != "node"]
+        assert outcomes, "no connection was made"
+        assert not others, (
+            f"of {len(outcomes)} connections some came to something else: {others}\n{self.proxyd.output()}"
+        )
 
     # -- what it says --------------------------------------------------------------------------------------------------
 
@@ -110,10 +136,18 @@ class Outpost:
         """Whether all its watches are open."""
         return self.metric("proxyd_watch_connected") == len(RESOURCES)
 
-    def memory(self) -> int:
-        """Its resident memory, in KiB."""
-        status = Path(f"/proc/{self.proxyd.process.pid}/status").read_text()
-        return int(status.split("VmRSS:")[1].split()[0])
+    def footprint(self) -> Footprint:
+        """What it has used up, and what it holds now."""
+        process = Path(f"/proc/{self.proxyd.process.pid}")
+        status = (process / "status").read_text()
+        user, system = (process / "stat").read_text().rpartition(")")[2].split()[11:13]
+        return Footprint(
+            time.monotonic(),
+            (int(user) + int(system)) / os.sysconf("SC_CLK_TCK"),
+            int(status.split("VmRSS:")[1].split()[0]),
+            len(os.listdir(process / "fd")),
+            int(status.split("Threads:")[1].split()[0]),
+        )
 
 
 @contextlib.contextmanager

@@ -120,7 +120,7 @@ class Weather:
         self._asked: list[Asked] = []
         self.refused_certificates = 0
         self._refusal: tuple[int, dict[str, str]] | None = None
-        self._delay = 0.0
+        self._delay, self._delayed = 0.0, ""
         self._rewrite: Callable[[bytes], bytes] = _as_it_is
         self._streaming_lists = streaming_lists
         self._hurry = threading.Event()
@@ -163,9 +163,9 @@ class Weather:
         """Answers every request so, with headers such as Retry_After; 0 lets requests pass again."""
         self._refusal = (status, {name.replace("_", "-"): value for name, value in headers.items()}) if status else None
 
-    def delay(self, seconds: float) -> None:
-        """Holds every answer back for so long."""
-        self._delay = seconds
+    def delay(self, seconds: float, parameter: str = "") -> None:
+        """Holds every answer back for so long, or only those to requests with this parameter."""
+        self._delay, self._delayed = seconds, parameter
 
     def rewrite(self, change: Callable[[bytes], bytes]) -> None:
         """Passes every header value and every line of a body through ``change``."""
@@ -218,7 +218,7 @@ class Weather:
         resource = parts.path.rsplit("/", 1)[-1]
         query = {name: values[-1] for name, values in parse_qs(parts.query).items()}
         asked = Asked(time.monotonic(), resource, query, 0)
-        if self._delay:
+        if self._delay and (not self._delayed or self._delayed in query):
             self._hurry.wait(self._delay)
         refusal = self._refusal
         if "sendInitialEvents" in query and not self._streaming_lists:

@@ -12,32 +12,27 @@ import socket
 import ssl
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, NamedTuple
 from urllib.parse import parse_qsl, urlsplit
 
+from tests.fakes.apiobjects import (
+    Change,
+    Key,
+    Request,
+    added_line,
+    error_line,
+    event_line,
+    first_after,
+    initial_end,
+    key_of,
+    selected,
+)
+
 SERVICES = "/api/v1/services"
 SLICES = "/apis/discovery.k8s.io/v1/endpointslices"
 NODES = "/api/v1/nodes"
-
-Key = tuple[str, str]
-
-
-class Request(NamedTuple):
-    """One request as it came. ``kind`` is list, page (a list with ``continue``), watchlist or watch."""
-
-    kind: str
-    path: str
-    params: dict[str, str]
-    headers: dict[str, str]
-
-
-class _Change(NamedTuple):
-    version: int
-    old: dict[str, Any] | None
-    new: dict[str, Any] | None
-    raw: bytes  # of the new object, or of the last one with the version of its deletion; of a bookmark
 
 
 class _Queued(NamedTuple):
@@ -56,9 +51,9 @@ class ApiServer:
         self.changed = threading.Condition()
         self.stopping = False
         self._objects: dict[str, dict[Key, tuple[dict[str, Any], bytes]]] = {}
-        self._log: dict[str, list[_Change]] = {}
+        self._log: dict[str, list[Change]] = {}
         self._oldest = 0
-        self._generation = 0
+        self.generation = 0  # of watches: an older one has to end
         self._version = 100
         self._faults: list[_Queued] = []
         self._sockets: set[socket.socket] = set()
@@ -102,16 +97,16 @@ class ApiServer:
                 self._version += 1
                 obj = {**given, "metadata": {**given["metadata"], "resourceVersion": str(self._version)}}
                 raw = json.dumps(obj, separators=(",", ":")).encode()
-                old = self._objects.setdefault(path, {}).get(_key(obj))
-                self._objects[path][_key(obj)] = (obj, raw)
-                self._log.setdefault(path, []).append(_Change(self._version, old[0] if old else None, obj, raw))
+                old = self._objects.setdefault(path, {}).get(key_of(obj))
+                self._objects[path][key_of(obj)] = (obj, raw)
+                self._log.setdefault(path, []).append(Change(self._version, old[0] if old else None, obj, raw))
             self.changed.notify_all()
 
     def put_raw(self, path: str, raw: str) -> None:
         """Adds an object as it stands, for what no API server should send; every selection lets it through."""
         with self.changed:
             self._version += 1
-            self._log.setdefault(path, []).append(_Change(self._version, None, {}, raw.encode()))
+            self._log.setdefault(path, []).append(Change(self._version, None, {}, raw.encode()))
             self.changed.notify_all()
 
     def delete(self, path: str, namespace: str, name: str) -> None:
@@ -119,7 +114,7 @@ class ApiServer:
             self._version += 1
             old, _ = self._objects[path].pop((namespace, name))
             last = {**old, "metadata": {**old["metadata"], "resourceVersion": str(self._version)}}
-            self._log[path].append(_Change(self._version, old, None, json.dumps(last).encode()))
+            self._log[path].append(Change(self._version, old, None, json.dumps(last).encode()))
             self.changed.notify_all()
 
     def bookmark(self, path: str) -> None:
@@ -127,13 +122,13 @@ class ApiServer:
         with self.changed:
             self._version += 1
             raw = json.dumps({"metadata": {"resourceVersion": str(self._version)}}).encode()
-            self._log.setdefault(path, []).append(_Change(self._version, None, None, raw))
+            self._log.setdefault(path, []).append(Change(self._version, None, None, raw))
             self.changed.notify_all()
 
     def end_watches(self) -> None:
         """Ends all open watches in good order, as at their timeoutSeconds."""
         with self.changed:
-            self._generation += 1
+            self.generation += 1
             self.changed.notify_all()
 
     def compact(self) -> None:
@@ -173,14 +168,13 @@ class ApiServer:
     def snapshot(self, request: Request) -> tuple[int, list[tuple[Key, bytes]]]:
         with self.changed:
             objects = self._objects.get(request.path, {})
-            fits = [(key, raw) for key, (obj, raw) in sorted(objects.items()) if _selected(request, obj)]
+            fits = [(key, raw) for key, (obj, raw) in sorted(objects.items()) if selected(request, obj)]
             return self._version, fits
 
     def follow(self, exchange: Exchange, version: int) -> None:
         """Sends what changed since ``version``, until the watch ends."""
         with self.changed:
             self.watching += 1
-            generation = self._generation
             self.changed.notify_all()
         try:
             deadline = time.monotonic() + float(exchange.request.params.get("timeoutSeconds", 3600))
@@ -189,15 +183,15 @@ class ApiServer:
                     if self.stopping:
                         return
                     if version < self._oldest:
-                        exchange.send(_error(410, "Expired"))
+                        exchange.send(error_line(410, "Expired"))
                         break
                     log = self._log.get(exchange.request.path, [])
-                    news = log[_first_after(log, version) :]
-                    if not news and (generation != self._generation or time.monotonic() >= deadline):
+                    news = log[first_after(log, version) :]
+                    if not news and (exchange.generation != self.generation or time.monotonic() >= deadline):
                         break
                     if not news:
                         self.changed.wait(0.05)
-                lines = [line for change in news if (line := _line(exchange.request, change))]
+                lines = [line for change in news if (line := event_line(exchange.request, change))]
                 if lines:
                     exchange.send(*lines)
                 version = news[-1].version if news else version
@@ -218,6 +212,7 @@ class Exchange:
     def __init__(self, handler: _Handler, request: Request) -> None:
         self.api: ApiServer = handler.server.api  # type: ignore[attr-defined]
         self.request = request
+        self.generation = self.api.generation  # before anybody can see that there was this request
         self._handler = handler
 
     def reply(self, code: int, body: bytes, **headers: str) -> None:
@@ -265,7 +260,7 @@ class Exchange:
 
     def added(self) -> list[bytes]:
         """Events for all objects, as a WatchList begins."""
-        return [_added(raw) for _, raw in self.api.snapshot(self.request)[1]]
+        return [added_line(raw) for _, raw in self.api.snapshot(self.request)[1]]
 
     def serve(self) -> None:
         """The answer without any fault."""
@@ -280,7 +275,7 @@ class Exchange:
             return
         self.begin()
         if self.request.kind == "watchlist":
-            self.send(*(_added(raw) for _, raw in objects), _end(version))
+            self.send(*(added_line(raw) for _, raw in objects), initial_end(version))
         else:
             version = int(params["resourceVersion"])
         self.api.follow(self, version)
@@ -301,7 +296,7 @@ def error_event(code: int, reason: str = "") -> Fault:
 
     def fault(exchange: Exchange) -> None:
         exchange.begin()
-        exchange.send(_error(code, reason))
+        exchange.send(error_line(code, reason))
         exchange.end()
 
     return fault
@@ -413,71 +408,6 @@ class _Handler(BaseHTTPRequestHandler):
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002
         return
-
-
-def service(name: str, ip: str, namespace: str = "default", **spec: object) -> dict[str, Any]:
-    """A v1 Service with one port; ``spec`` adds to or replaces fields of its spec."""
-    ports = [{"name": "http", "protocol": "TCP", "port": 80}]
-    return {
-        "metadata": {"name": name, "namespace": namespace, "labels": {"app": name}},
-        "spec": {"type": "ClusterIP", "clusterIP": ip, "clusterIPs": [ip], "ports": ports, **spec},
-    }
-
-
-def endpoint_slice(name: str, of: str, addresses: Iterable[str], namespace: str = "default") -> dict[str, Any]:
-    """A discovery.k8s.io/v1 EndpointSlice of a Service, all endpoints ready."""
-    return {
-        "metadata": {"name": name, "namespace": namespace, "labels": {"kubernetes.io/service-name": of}},
-        "addressType": "IPv4",
-        "endpoints": [{"addresses": [address], "conditions": {"ready": True}} for address in addresses],
-        "ports": [{"name": "http", "protocol": "TCP", "port": 8080}],
-    }
-
-
-def _key(obj: dict[str, Any]) -> Key:
-    return obj["metadata"].get("namespace", ""), obj["metadata"]["name"]
-
-
-def _selected(request: Request, obj: dict[str, Any] | None) -> bool:
-    """The few selectors that proxyd uses: ``!label``, ``metadata.name=``, ``spec.clusterIP!=None``."""
-    if not obj:
-        return obj is not None
-    label, field = request.params.get("labelSelector", ""), request.params.get("fieldSelector", "")
-    if label and label.removeprefix("!") in (obj["metadata"].get("labels") or {}):
-        return False
-    if field.startswith("metadata.name="):
-        return bool(obj["metadata"]["name"] == field.partition("=")[2])
-    return not field or obj.get("spec", {}).get("clusterIP") != "None"
-
-
-def _line(request: Request, change: _Change) -> bytes:
-    """The event of a change as this watch sees it: leaving its selection is a deletion."""
-    if change.old is None and change.new is None:
-        return b'{"type":"BOOKMARK","object":%b}\n' % change.raw
-    old, new = _selected(request, change.old), _selected(request, change.new)
-    kind = {(False, True): b"ADDED", (True, True): b"MODIFIED", (True, False): b"DELETED"}.get((old, new))
-    return b'{"type":"%b","object":%b}\n' % (kind, change.raw) if kind else b""
-
-
-def _first_after(log: list[_Change], version: int) -> int:
-    at = len(log)
-    while at and log[at - 1].version > version:
-        at -= 1
-    return at
-
-
-def _added(raw: bytes) -> bytes:
-    return b'{"type":"ADDED","object":%b}\n' % raw
-
-
-def _end(version: int) -> bytes:
-    meta = {"resourceVersion": str(version), "annotations": {"k8s.io/initial-events-end": "true"}}
-    return b'{"type":"BOOKMARK","object":%b}\n' % json.dumps({"metadata": meta}).encode()
-
-
-def _error(code: int, reason: str) -> bytes:
-    body = {"kind": "Status", "code": code, "reason": reason, "message": "on demand"}
-    return b'{"type":"ERROR","object":%b}\n' % json.dumps(body).encode()
 
 
 def _shutdown(sock: socket.socket) -> None:

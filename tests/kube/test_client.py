@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import os
 import socket
-import ssl
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
-from proxyd.kube.client import ApiError, Client, ClientError, Response, TransportError, connect
+from proxyd.kube.client import ApiError, ClientError, TransportError, connect
 from tests.fakes import apiserver as fake
-from tests.fakes.apiserver import ApiServer, service
-
-DEADLINE = 30.0
+from tests.fakes.apiobjects import service
+from tests.fakes.apiserver import ApiServer
+from tests.kube.access import DEADLINE, Clock, aborted_read, get, kubeconfig, replace
 
 
 @pytest.fixture
@@ -27,40 +24,6 @@ def api() -> Iterator[ApiServer]:
     with ApiServer() as server:
         server.put(fake.SERVICES, service("a", "10.0.0.1"))
         yield server
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-def kubeconfig(path: Path, server: str, user: dict[str, Any] | None = None, **cluster: Any) -> str:
-    """Writes a kubeconfig with one cluster and one user."""
-    content = {
-        "current-context": "here",
-        "contexts": [{"name": "here", "context": {"cluster": "c", "user": "u"}}],
-        "clusters": [{"name": "c", "cluster": {"server": server, **cluster}}],
-        "users": [{"name": "u", "user": user or {}}],
-    }
-    path.write_text(yaml.safe_dump(content))
-    return str(path)
-
-
-def get(client: Client) -> bytes:
-    response = client.get(fake.SERVICES, {"limit": "1"}, read_timeout=DEADLINE)
-    body = response.read()
-    response.close()
-    return body
-
-
-def replace(path: Path, text: str) -> None:
-    """Replaces a file as mounted secrets are: a new one takes the name."""
-    new = path.with_suffix(".new")
-    new.write_text(text)
-    os.replace(new, path)
 
 
 class TestConfiguration:
@@ -321,102 +284,9 @@ def test_a_clock_that_the_server_does_not_tell(api: ApiServer, monkeypatch: pyte
     assert connect("", api.url).get(fake.SERVICES, {}, read_timeout=DEADLINE).clock_offset is None
 
 
-def aborted_read(response: Response) -> None:
-    """Reads in a thread, aborts from this one, and expects the read to end."""
-    ended: list[object] = []
-
-    def read() -> None:
-        try:
-            ended.append(response.read1())
-        except TransportError as error:
-            ended.append(error.reason)
-
-    reading = threading.Thread(target=read)
-    reading.start()
-    response.abort()
-    reading.join(DEADLINE)
-    assert ended in ([b""], ["stream"], ["tls"])
-    response.close()
-
-
 def test_abort_from_another_thread(api: ApiServer) -> None:
     api.fail(fake.stalled)
     aborted_read(connect("", api.url).get(fake.SERVICES, {}, read_timeout=3600))
-
-
-def make_certificate(folder: Path, name: str) -> tuple[Path, Path]:
-    """A self-signed certificate for 127.0.0.1, and its key."""
-    cert, key = folder / f"{name}.crt", folder / f"{name}.key"
-    command = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 -subj /CN=test"
-    command += f" -addext subjectAltName=IP:127.0.0.1 -keyout {key} -out {cert}"
-    subprocess.run(command.split(), check=True, capture_output=True)
-    return cert, key
-
-
-def serving(cert: Path, key: Path, clients: Path | None = None) -> ssl.SSLContext:
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(cert, key)
-    if clients:
-        context.load_verify_locations(clients)
-        context.verify_mode = ssl.CERT_REQUIRED
-    return context
-
-
-@pytest.fixture
-def pod(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Path]:
-    """Makes this process look like one in a pod; gives the folder of the service account."""
-
-    def make(url: str) -> Path:
-        host, _, port = url.removeprefix("https://").partition(":")
-        monkeypatch.setenv("KUBERNETES_SERVICE_HOST", host)
-        monkeypatch.setenv("KUBERNETES_SERVICE_PORT", port)
-        (tmp_path / "token").write_text("one\n")
-        return tmp_path
-
-    return make
-
-
-class TestTls:
-    def test_in_a_pod_with_everything_rotating(self, tmp_path: Path, pod: Callable[[str], Path]) -> None:
-        cert, key = make_certificate(tmp_path, "server")
-        context = serving(cert, key)
-        with ApiServer(context) as api:
-            folder, clock = pod(api.url), Clock()
-            replace(folder / "ca.crt", cert.read_text())
-            client = connect("", "", service_account=str(folder), clock=clock)
-            get(client)
-            assert api.requests[-1].headers["Authorization"].split() == ["bearer", "one"]
-            new_cert, new_key = make_certificate(tmp_path, "renewed")
-            context.load_cert_chain(new_cert, new_key)
-            replace(folder / "ca.crt", cert.read_text() + new_cert.read_text())
-            replace(folder / "token", "two\n")
-            clock.now += 61
-            get(client)
-            assert api.requests[-1].headers["Authorization"].split() == ["bearer", "two"]
-
-    def test_a_stranger_is_refused(self, tmp_path: Path) -> None:
-        server, other = make_certificate(tmp_path, "server"), make_certificate(tmp_path, "other")
-        with ApiServer(serving(*server)) as api:
-            config = kubeconfig(tmp_path / "config", api.url, **{"certificate-authority": str(other[0])})
-            with pytest.raises(TransportError) as caught:
-                get(connect(config, ""))
-            assert caught.value.reason == "tls"
-            assert api.requests == []
-
-    def test_client_certificate(self, tmp_path: Path) -> None:
-        server, ours = make_certificate(tmp_path, "server"), make_certificate(tmp_path, "ours")
-        with ApiServer(serving(*server, ours[0])) as api:
-            user = {"client-certificate": "ours.crt", "client-key": "ours.key"}
-            config = kubeconfig(tmp_path / "config", api.url, user, **{"certificate-authority": "server.crt"})
-            get(connect(config, ""))
-            assert api.count() == 1
-
-    def test_abort(self, tmp_path: Path) -> None:
-        cert, key = make_certificate(tmp_path, "server")
-        with ApiServer(serving(cert, key)) as api:
-            api.fail(fake.stalled)
-            config = kubeconfig(tmp_path / "config", api.url, **{"certificate-authority": "server.crt"})
-            aborted_read(connect(config, "").get(fake.SERVICES, {}, read_timeout=3600))
 
 
 def test_the_costly_parts_of_the_kubernetes_package_are_not_loaded(api: ApiServer) -> None:

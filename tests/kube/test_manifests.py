@@ -15,7 +15,7 @@ import yaml
 from proxyd.kube.manifests import ManifestError, ManifestSource
 from proxyd.kube.store import Store
 from proxyd.model import Endpoint, Family, Node, Reason, Service, ServiceKey, ServicePort
-from tests.fakes.apiserver import endpoint_slice, service
+from tests.fakes.apiobjects import endpoint_slice, service
 
 DEADLINE = 30.0
 

@@ -13,10 +13,12 @@ import structlog.testing
 from proxyd.desired.conflicts import FrontendKey
 from proxyd.desired.endpoints import Backend
 from proxyd.desired.flows import Live
-from proxyd.model import FAMILIES, Family
+from proxyd.model import FAMILIES, Family, SlicePort
 from proxyd.sync import cleaner as cleaner_module
 from proxyd.sync.cleaner import FlowCleaner
+from tests import build
 from tests.fakes.flows import FakeFlowTable, Flow
+from tests.world import World, even
 
 V4, V6 = FAMILIES
 SOON = 20.0
@@ -119,6 +121,29 @@ def test_giving_never_waits_and_the_newest_state_of_each_frontend_wins() -> None
         bench.seen.wait(cleaned=2)
     newest = {udp(1): live(A), udp(2): live(B)}
     assert bench.table.calls == [(V4, newest), (V4, newest)]
+
+
+def test_a_table_that_does_not_answer_keeps_no_rule_waiting() -> None:
+    may_go_on, begun, sync = threading.Event(), threading.Event(), threading.current_thread()
+
+    def slow() -> None:
+        begun.set()
+        if threading.current_thread() is not sync:  # else it is too late already: what it was asked about tells
+            may_go_on.wait(SOON)
+
+    with running() as bench:
+        bench.table.waits = slow
+        dns = build.service("dns", ports=(build.port(53, "http", "udp"),))
+        udp_slice = build.endpoint_slice("dns", "10.244.1.11", ports=(SlicePort("http", "udp", 8053),))
+        world = World(dns, udp_slice, clean_flows=bench.cleaner.give)
+        world.sync()
+        assert begun.wait(SOON)
+        world.put(build.service("web", ip="10.96.0.20"), build.endpoint_slice("web", "10.244.1.13"))
+        world.sync()
+        assert world.reaches("10.96.0.20") == even("10.244.1.13")
+        assert bench.table.calls == [], "its answer was waited for"
+        may_go_on.set()
+        bench.seen.wait(cleaned=1)
 
 
 def test_a_flow_to_an_endpoint_that_came_in_the_middle_of_a_cleaning_stays() -> None:

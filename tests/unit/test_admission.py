@@ -59,8 +59,14 @@ class TestClusterIPs:
         assert refused(built) == [(Reason.INVALID_ADDRESS, f"spec.clusterIPs[0]: {ip!r} cannot be a Service address")]
         assert set(admit(built).families) == {V6}
 
-    def test_the_first_of_a_family_counts(self) -> None:
-        assert admitted(cluster_ips=("10.96.0.1", "10.96.0.2")).cluster_ip == "10.96.0.1"
+    def test_the_first_of_a_family_counts_and_another_is_refused(self) -> None:
+        built = service(cluster_ips=("10.96.0.1", "10.96.0.2"))
+        message = "spec.clusterIPs: 10.96.0.2 is not served, being a second IPv4 address"
+        assert refused(built) == [(Reason.INVALID_ADDRESS, message)]
+        assert admit(built).families[V4].cluster_ip == "10.96.0.1"
+
+    def test_one_that_is_listed_twice_is_one(self) -> None:
+        assert refused(service(cluster_ips=("10.96.0.1", "10.96.0.1"))) == []
 
     def test_leading_zeros_are_read_as_decimal(self) -> None:
         assert admitted(ip="010.096.000.010").cluster_ip == "10.96.0.10"
@@ -152,6 +158,13 @@ class TestPorts:
         built = service(ports=(first, bad, last))
         assert refused(built) == [(reason, message)]
         assert admit(built).families[V4].ports == (first, port(81, "b"), last)
+
+    @pytest.mark.parametrize("number", [-1, 65536])
+    def test_a_bad_port_for_health_checks_is_refused_alone(self, number: int) -> None:
+        built = service(health_check_node_port=number)
+        message = f"spec.healthCheckNodePort: {number} is not within 0..65535"
+        assert refused(built) == [(Reason.INVALID_PORT, message)]
+        assert admit(built).families[V4].ports == built.ports
 
     def test_a_refused_port_does_not_take_its_numbers_away_from_later_ones(self) -> None:
         good = port(80, "b", node_port=30080)

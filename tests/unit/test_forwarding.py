@@ -386,6 +386,14 @@ class TestHealthChecks:
         found = forwarding(full(external_local=True, health_check_node_port=32001), endpoint_slice("web", *endpoints))
         assert found.health_check == HealthCheck(key(), 32001, expected)
 
-    @pytest.mark.parametrize("fields", [{"external_local": True}, {"health_check_node_port": 32001}])
+    @pytest.mark.parametrize(
+        "fields",
+        [
+            {"external_local": True},
+            {"health_check_node_port": 32001},
+            {"health_check_node_port": 65536, "external_local": True},
+            {"health_check_node_port": -1, "external_local": True},
+        ],
+    )
     def test_are_for_a_port_and_policy_local(self, fields: dict[str, Any]) -> None:
         assert forwarding(full(**fields), endpoint_slice("web", A)).health_check is None

@@ -1,0 +1,139 @@
+"""Memory is flat in each kind of trouble: a reflector goes through it some hundred times, and nothing stays behind.
+
+Tests at a real API server (tests/cluster_api) bound what one trouble costs; here no retry takes any time, so that also
+what each of them would leave behind adds up.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import threading
+import tracemalloc
+from collections.abc import Callable, Iterator
+from typing import NoReturn
+
+import pytest
+import structlog
+
+from proxyd.kube import reflector as reflector_module
+from tests.fakes import apiserver as fake
+from tests.fakes.apiobjects import service
+from tests.fakes.apiserver import ApiServer
+from tests.kube.rig import Rig, list_and_expire, until
+
+WARM_UP, ROUNDS = 30, 100
+# Bytes for each round, what the interpreter keeps for later included: a leaked answer takes many times as much.
+LEAK = 512
+
+Prepare = Callable[[ApiServer], None]
+
+
+def in_the_watch(fault: fake.Fault) -> Prepare:
+    return lambda api: api.fail(fault, kind="watch", times=10 * ROUNDS)
+
+
+def everywhere(fault: fake.Fault) -> Prepare:
+    return lambda api: api.fail(fault, times=10 * ROUNDS)
+
+
+def expiring_pages(api: ApiServer) -> None:
+    """No streaming lists, pages that expire, and versions that do: all is listed anew all the time."""
+    api.fail(fake.status(422), kind="watchlist")
+    api.fail(fake.status(410, "Expired"), kind="page", times=10 * ROUNDS)
+    api.fail(fake.error_event(410, "Expired"), kind="watch", times=10 * ROUNDS)
+
+
+def expiring_lists(api: ApiServer) -> None:
+    """Whole lists, and each expires at once."""
+    api.fail(fake.error_event(410, "Expired"), kind="watch", times=10 * ROUNDS)
+    api.fail(list_and_expire, kind="watchlist", times=10 * ROUNDS)
+
+
+def bookmarks_and_an_end(exchange: fake.Exchange) -> None:
+    exchange.begin()
+    exchange.send(
+        *(b'{"type":"BOOKMARK","object":{"metadata":{"resourceVersion":"%d"}}}\n' % n for n in range(900, 950))
+    )
+    exchange.cut()
+
+
+TROUBLES: dict[str, Prepare] = {
+    "refused": lambda api: api.stop(),
+    "broken in an event": in_the_watch(fake.cut_in_line),
+    "broken after bookmarks": in_the_watch(bookmarks_and_an_end),
+    "ended at once": in_the_watch(fake.end_at_once),
+    "expired": expiring_lists,
+    "expired in pages": expiring_pages,
+    "unauthorized": everywhere(fake.status(401, "Unauthorized")),
+    "forbidden": everywhere(fake.status(403, "Forbidden")),
+    "patience": everywhere(fake.status(429, "TooManyRequests", retry_after=2)),
+    "an error": everywhere(fake.status(500, "InternalError")),
+    "garbled": everywhere(fake.garbage),
+}
+
+
+@pytest.fixture
+def api() -> Iterator[ApiServer]:
+    server = ApiServer().start()
+    yield server
+    if not server.stopping:
+        server.stop()
+
+
+@pytest.fixture
+def rig(api: ApiServer) -> Iterator[Rig]:
+    rig = Rig(api)
+    yield rig
+    rig.end()
+
+
+def say_nothing(*_: object) -> NoReturn:
+    raise structlog.DropEvent
+
+
+@pytest.fixture
+def traced(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Memory is counted, pages are small, and no log is kept by whoever runs the test."""
+    monkeypatch.setattr(reflector_module, "PAGE", 3)
+    monkeypatch.setattr(reflector_module, "log", structlog.wrap_logger(None, processors=[say_nothing]))
+    tracemalloc.start()
+    yield
+    tracemalloc.stop()
+
+
+def held(api: ApiServer) -> tuple[int, int, int]:
+    """Bytes, open files and threads of this process, while the reflector stands still and the server is idle."""
+    gc.collect()
+    until(lambda: sum("process_request" in each.name for each in threading.enumerate()) <= 1, "idle")
+    api.requests.clear()
+    return tracemalloc.get_traced_memory()[0], len(os.listdir("/proc/self/fd")), threading.active_count()
+
+
+@pytest.mark.parametrize("trouble", TROUBLES)
+def test_nothing_stays_behind(rig: Rig, api: ApiServer, traced: None, trouble: str) -> None:
+    api.put(fake.SERVICES, *(service(f"s{number}", "10.0.1.1") for number in range(5)))
+    rig.run_synced()
+    TROUBLES[trouble](api)
+    rig.most_waits = WARM_UP
+    rig.now += 600.0
+    api.end_watches()
+    before = after(rig, api, WARM_UP)
+    errors = sum(rig.reflector.state.errors.values())
+    go_on(rig, WARM_UP + ROUNDS)
+    now = after(rig, api, WARM_UP + ROUNDS)
+    assert sum(rig.reflector.state.errors.values()) - errors >= ROUNDS
+    assert now[0] - before[0] < ROUNDS * LEAK, "memory"
+    assert now[1] - before[1] < ROUNDS // 10, "files"
+    assert now[2] - before[2] < ROUNDS // 10, "threads"
+
+
+def after(rig: Rig, api: ApiServer, waits: int) -> tuple[int, int, int]:
+    until(lambda: len(rig.delays) >= waits, rig.reflector.state)
+    return held(api)
+
+
+def go_on(rig: Rig, waits: int) -> None:
+    rig.most_waits, before = waits, rig.held
+    rig.held = threading.Event()
+    before.set()
