@@ -94,7 +94,7 @@ class RealRuleset:
 
     def counters(self, family: Family) -> dict[str, int]:
         """What the named counters have counted."""
-        return {each["name"]: each["packets"] for each in self._list(family, "counter")}
+        return {each["name"]: each["packets"] for kind, each in self.listed(family) if kind == "counter"}
 
     def has_counted(self, family: Family, counter: str, packets: int) -> None:
         """Makes a named counter that has counted already."""
