@@ -20,6 +20,7 @@ from proxyd.kernel.conntrack import Conntrack
 from proxyd.kernel.libnftables import LibNftables
 from proxyd.kernel.lock import lock_namespace
 from proxyd.kernel.notifications import Notifications
+from proxyd.kernel.predecessor import predecessors
 from proxyd.kernel.surroundings import read_surroundings
 from proxyd.kube.store import Store
 from proxyd.model import Family, Finding, Node, NodeSettings, Reason
@@ -34,6 +35,7 @@ from proxyd.sync.cleaner import FlowCleaner
 from proxyd.sync.loop import SyncLoop, Timing
 from proxyd.sync.reconcile import Reconciler
 from proxyd.sync.status import Status
+from proxyd.sync.takeover import Takeover
 
 log = structlog.get_logger("proxyd")
 
@@ -152,6 +154,8 @@ class Daemon:
             lambda: node_findings(store, expected),
         )
         self._notifications = Notifications(lambda: self._nft.port, self._loop.drifted)
+        self._takeover = Takeover(predecessors(self._families))
+        self._loop.subscribe(self._takeover.update)
         self._server = http.Server()
         self._syncing = threading.Thread(target=self._loop.run, name="sync")
         self._identity = identity(config, policy, self._nft.version, self._families)
@@ -166,6 +170,7 @@ class Daemon:
             source.start()
         self._syncing.start()
         self._flows.start()
+        self._takeover.start()
 
     def end(self, status: int) -> None:
         """Asks for the end; the highest status asked for becomes the exit status. For signal handlers and any thread."""
@@ -186,6 +191,7 @@ class Daemon:
             source.stop()
         self._notifications.stop()
         self._flows.stop()
+        self._takeover.stop()
         self._server.stop()
         return self._exit_status
 
