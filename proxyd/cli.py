@@ -44,23 +44,13 @@ def run(config: Config) -> int:
 
 
 def cleanup(arguments: Sequence[str]) -> int:
-    """Deletes all rules of proxyd in this network namespace."""
-    parser = argparse.ArgumentParser(prog="proxyd cleanup", description=cleanup.__doc__)
-    parser.parse_args(arguments)
-    from proxyd.kernel.host import supported_families  # noqa: PLC0415
-    from proxyd.kernel.libnftables import LibNftables  # noqa: PLC0415
-    from proxyd.kernel.ruleset import KernelRefusedError  # noqa: PLC0415
-    from proxyd.nft.layout import TABLE_COMMENT  # noqa: PLC0415
-    from proxyd.nft.objects import Transaction  # noqa: PLC0415
+    """Removes all rules of proxyd and of kube-proxy from this network namespace."""
+    parser = argparse.ArgumentParser(prog="proxyd cleanup", description=cleanup.__doc__, allow_abbrev=False)
+    parser.add_argument("--own", action="store_true", help="remove proxyd's rules only")
+    own_only = parser.parse_args(arguments).own
+    from proxyd.cleanup import cleanup as clean  # noqa: PLC0415
 
-    try:
-        nft = LibNftables()
-        for family in supported_families():
-            # Adding it first makes the deletion work whether it is there or not.
-            nft.commit(Transaction(family, table=TABLE_COMMENT, delete_table=True))
-    except (CannotWorkHereError, KernelRefusedError) as error:
-        return _fail(str(error), FAILURE)
-    return 0
+    return clean(own_only=own_only)
 
 
 def status(arguments: Sequence[str]) -> int:
@@ -84,7 +74,7 @@ def _run_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="proxyd",
         description="A node proxy for Kubernetes. Commands: run (the default), status (how the one that runs here stands), "
-        "cleanup (deletes all rules of proxyd).",
+        "cleanup (removes all rules).",
         allow_abbrev=False,
     )
     parser.add_argument("--version", action="version", version=f"proxyd {__version__}")

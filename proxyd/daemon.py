@@ -21,6 +21,7 @@ from proxyd.kernel.counters import NetlinkCounters
 from proxyd.kernel.libnftables import LibNftables
 from proxyd.kernel.lock import lock_namespace
 from proxyd.kernel.notifications import Notifications
+from proxyd.kernel.predecessor import predecessors
 from proxyd.kernel.surroundings import read_surroundings
 from proxyd.kube.store import Store
 from proxyd.model import Family, Finding, Node, NodeSettings, Reason
@@ -38,6 +39,7 @@ from proxyd.sync.loop import SyncLoop, Timing
 from proxyd.sync.meter import Meter
 from proxyd.sync.reconcile import Reconciler
 from proxyd.sync.status import Status
+from proxyd.sync.takeover import Takeover
 from proxyd.sync.traffic import ALL, TOP
 
 log = structlog.get_logger("proxyd")
@@ -161,6 +163,8 @@ class Daemon:
             lambda: node_findings(store, expected),
         )
         self._notifications = Notifications(lambda: self._nft.port, self._loop.drifted)
+        self._takeover = Takeover(predecessors(self._families))
+        self._loop.subscribe(self._takeover.update)
         self._server = http.Server()
         connections = min(MAX_CONNECTIONS, host.file_limit() // 4)
         self._localhost = LocalhostRelay(self._server, self._metrics.localhost, max_connections=connections)
@@ -178,6 +182,7 @@ class Daemon:
             source.start()
         self._syncing.start()
         self._flows.start()
+        self._takeover.start()
 
     def end(self, status: int) -> None:
         """Asks for the end; the highest status asked for becomes the exit status. For signal handlers and any thread."""
@@ -202,6 +207,7 @@ class Daemon:
         self._flows.stop()
         self._meter.stop()
         self._localhost.drain(max(0.0, drained_at - time.monotonic()))
+        self._takeover.stop()
         self._server.stop()
         return self._exit_status
 

@@ -44,7 +44,7 @@ def why_not() -> str:
     return "" if os.geteuid() == 0 else "needs root: makes a network namespace and writes nftables rules in it"
 
 
-def _leave() -> None:
+def leave() -> None:
     """Takes this thread into a new namespace."""
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.unshare(_CLONE_NEWNET):
@@ -67,7 +67,7 @@ class RealRuleset:
         from nftables import Nftables  # noqa: PLC0415  (Debian's binding: absent in a plain virtual environment)
 
         try:
-            _leave()
+            leave()
             self.library = LibNftables()
             self._lister: Any = Nftables()
             self._lister.set_json_output(True)
@@ -202,7 +202,7 @@ class RealFlowTable:
     """
 
     def __init__(self) -> None:
-        self._thread = ThreadPoolExecutor(1, "namespace", _leave)
+        self._thread = ThreadPoolExecutor(1, "namespace", leave)
         self.conntrack = Conntrack()
 
     def close(self) -> None:

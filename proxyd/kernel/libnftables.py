@@ -29,8 +29,8 @@ class NftablesUnavailableError(CannotWorkHereError):
     """nftables cannot be used here at all; the text says what is missing and how to get it."""
 
 
-class LibNftables:
-    """nftables of the namespace in which the object is made. Not for use by several threads at once."""
+class Library:
+    """A context of the library: nftables of the namespace in which it is made. Not for use by several threads at once."""
 
     def __init__(self) -> None:
         """Raises ``NftablesUnavailableError`` where the binding or the library is missing or too old."""
@@ -41,7 +41,6 @@ class LibNftables:
                 f"the nftables Python binding is missing ({error}): install Debian's python3-nftables "
                 "and use a virtual environment that sees system packages"
             ) from error
-        before = _netfilter_sockets()
         try:
             self._nft: Any = Nftables()
         except (OSError, RuntimeError, AttributeError) as error:
@@ -49,6 +48,44 @@ class LibNftables:
         # Terse: without it, a listing of names reads every element of every set from the kernel.
         self._nft.set_terse_output(True)
         self.version = self._version()
+
+    def run(self, text: str) -> str:
+        """Carries a script out whole, and gives what it prints. Raises ``KernelRefusedError``; nothing is done then."""
+        code, output, error = self._nft.cmd(text)
+        if code:
+            raise KernelRefusedError(_short(error) or f"libnftables returned {code}")
+        return str(output)
+
+    def query(self, command: str) -> list[dict[str, Any]]:
+        """What a command, in nft's words or in its JSON, lists: one object each. Raises ``KernelRefusedError``."""
+        self._nft.set_json_output(True)
+        try:
+            listed: list[dict[str, Any]] = json.loads(self.run(command))["nftables"]
+        finally:
+            self._nft.set_json_output(False)
+        return listed
+
+    def _version(self) -> str:
+        """The library's version; the binding tells it only in JSON output, and this listing needs no privilege to fail."""
+        try:
+            version: str = self.query("list sets ip")[0]["metainfo"]["version"]
+        except KernelRefusedError as error:
+            raise NftablesUnavailableError(f"nftables cannot be read: {error}{_hint(str(error))}") from error
+        except (ValueError, KeyError, IndexError) as error:
+            raise NftablesUnavailableError("libnftables was built without JSON support") from error
+        if tuple(int(part) for part in re.findall(r"\d+", version)[:3]) < MINIMUM_VERSION:
+            minimum = ".".join(map(str, MINIMUM_VERSION))
+            raise NftablesUnavailableError(f"nftables {version} is too old: {minimum} or newer is needed")
+        return version
+
+
+class LibNftables(Library):
+    """Our tables in the namespace in which the object is made. Not for use by several threads at once."""
+
+    def __init__(self) -> None:
+        """Raises ``NftablesUnavailableError``, see ``Library``."""
+        before = _netfilter_sockets()
+        super().__init__()
         (self._descriptor,) = _netfilter_sockets() - before
 
     @property
@@ -61,7 +98,7 @@ class LibNftables:
     def commit(self, transaction: Transaction) -> None:
         """See ``Ruleset``."""
         if transaction.size or transaction.table is not None:
-            self._run(script(transaction))
+            self.run(script(transaction))
 
     def contents(self, family: Family) -> Contents:
         """See ``Ruleset``."""
@@ -70,36 +107,9 @@ class LibNftables:
         return Contents(frozenset(chains), dict.fromkeys(sets, False) | dict.fromkeys(maps, True))
 
     def _list(self, kind: str, family: Family) -> list[str]:
-        listed = self._json(f"list {kind}s {FAMILY_WORD[family]}")
+        listed = self.query(f"list {kind}s {FAMILY_WORD[family]}")
         objects = (entry[kind] for entry in listed if kind in entry)
         return [each["name"] for each in objects if each["table"] == TABLE]
-
-    def _version(self) -> str:
-        """The library's version; the binding tells it only in JSON output, and this listing needs no privilege to fail."""
-        try:
-            version: str = self._json("list sets ip")[0]["metainfo"]["version"]
-        except KernelRefusedError as error:
-            raise NftablesUnavailableError(f"nftables cannot be read: {error}{_hint(str(error))}") from error
-        except (ValueError, KeyError, IndexError) as error:
-            raise NftablesUnavailableError("libnftables was built without JSON support") from error
-        if tuple(int(part) for part in re.findall(r"\d+", version)[:3]) < MINIMUM_VERSION:
-            minimum = ".".join(map(str, MINIMUM_VERSION))
-            raise NftablesUnavailableError(f"nftables {version} is too old: {minimum} or newer is needed")
-        return version
-
-    def _json(self, command: str) -> list[dict[str, Any]]:
-        self._nft.set_json_output(True)
-        try:
-            listed: list[dict[str, Any]] = json.loads(self._run(command))["nftables"]
-        finally:
-            self._nft.set_json_output(False)
-        return listed
-
-    def _run(self, text: str) -> str:
-        code, output, error = self._nft.cmd(text)
-        if code:
-            raise KernelRefusedError(_short(error) or f"libnftables returned {code}")
-        return str(output)
 
 
 def _netfilter_sockets() -> set[int]:

@@ -1,0 +1,124 @@
+"""iptables through its own tools: the rules of one family in one backend of one network namespace.
+
+The two backends are separate rule sets that the kernel carries out one after the other. A namespace may have rules in
+both, and a machine the tools for both, for one or for none.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from enum import StrEnum
+from pathlib import Path
+from typing import Protocol
+
+from proxyd.errors import CannotWorkHereError
+from proxyd.model import Family
+
+# Seconds to wait for the lock that all users of the legacy tools on a machine share.
+LOCK_WAIT = 5
+_SHOWN = 600
+
+
+class Backend(StrEnum):
+    """Which of the kernel's two rule sets."""
+
+    LEGACY = "legacy"
+    NFT = "nft"
+
+
+class IptablesUnavailableError(CannotWorkHereError):
+    """The tools of a backend are not there."""
+
+
+class IptablesRefusedError(Exception):
+    """A call was refused: nothing of the table that it was about has been changed. The lock being held is one reason."""
+
+
+class Iptables(Protocol):
+    """One family in one backend."""
+
+    def tables(self) -> tuple[str, ...]:
+        """The tables that exist; the legacy backend tells without its tools. Raises ``IptablesUnavailableError``."""
+
+    def save(self, table: str) -> Iterator[str]:
+        """The lines of a table as ``iptables-save`` gives them; reading a table makes it exist.
+
+        Raises ``IptablesUnavailableError``, ``IptablesRefusedError``.
+        """
+
+    def restore(self, text: str) -> None:
+        """Carries out input of ``iptables-restore --noflush``, each table whole or not at all.
+
+        Raises ``IptablesUnavailableError``, ``IptablesRefusedError``.
+        """
+
+
+class IptablesTools:
+    """The real one: a process for each call, in the namespace of the thread that calls."""
+
+    def __init__(self, family: Family, backend: Backend, path: str = "", lock_wait: int = LOCK_WAIT) -> None:
+        """``path`` is where the tools are, as in $PATH; ``lock_wait`` is how long to wait for the lock, in seconds."""
+        self.family = family
+        self.backend = backend
+        self._path = path or _usual_path()
+        self._lock_wait = lock_wait
+        self._names = "ip_tables_names" if family is Family.IPV4 else "ip6_tables_names"
+
+    def tables(self) -> tuple[str, ...]:
+        """See ``Iptables``."""
+        if self.backend is Backend.LEGACY:
+            try:
+                # Not by the tool: that would load the module and make tables, which everybody then warns about.
+                return tuple(Path(f"/proc/thread-self/net/{self._names}").read_text().split())
+            except FileNotFoundError:
+                return ()
+        lines = self._lines([self._tool("save")])
+        return tuple(line[1:].strip() for line in lines if line.startswith("*"))
+
+    def save(self, table: str) -> Iterator[str]:
+        """See ``Iptables``. Reads line by line, so that a large table costs no memory here."""
+        return self._lines([self._tool("save"), "-t", table])
+
+    def restore(self, text: str) -> None:
+        """See ``Iptables``."""
+        command = [self._tool("restore"), "-w", str(self._lock_wait), "--noflush"]
+        done = subprocess.run(command, input=text, capture_output=True, text=True, check=False)  # noqa: S603
+        if done.returncode:
+            raise IptablesRefusedError(_problem(command[0], done.returncode, done.stderr))
+
+    def _lines(self, command: list[str]) -> Iterator[str]:
+        pipe = subprocess.PIPE
+        with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True) as process:  # noqa: S603
+            yield from process.stdout or ()
+            error = process.stderr.read() if process.stderr else ""
+        if process.returncode:
+            raise IptablesRefusedError(_problem(command[0], process.returncode, error))
+
+    def _tool(self, what: str) -> str:
+        """The path of a tool. Where there is no name for the backend, the plain one may be of it."""
+        program = "iptables" if self.family is Family.IPV4 else "ip6tables"
+        if path := shutil.which(f"{program}-{self.backend}-{what}", path=self._path):
+            return path
+        plain = shutil.which(f"{program}-{what}", path=self._path)
+        if plain is not None and _backend_of(plain) is self.backend:
+            return plain
+        name = f"{program}-{self.backend}-{what}"
+        raise IptablesUnavailableError(f"{name} is not there: install iptables (Debian's package has both backends)")
+
+
+def _usual_path() -> str:
+    """Where to look: services are often started without the folders of system administration."""
+    return os.pathsep.join((os.environ.get("PATH", ""), "/usr/sbin", "/sbin"))
+
+
+def _backend_of(tool: str) -> Backend:
+    done = subprocess.run([tool, "--version"], capture_output=True, text=True, check=False)  # noqa: S603
+    return Backend.NFT if "nf_tables" in done.stdout else Backend.LEGACY
+
+
+def _problem(tool: str, status: int, error: str) -> str:
+    lines = [line.strip() for line in error.splitlines() if line.strip() and not line.startswith("Try ")]
+    return f"{os.path.basename(tool)}: {'; '.join(lines) or f'exit status {status}'}"[:_SHOWN]
