@@ -35,9 +35,7 @@ class FakeIptables:
 
     def __init__(self, counters: frozenset[str] = frozenset()) -> None:
         self.counters = counters
-        self.tables: dict[Table, Chains] = {
-            table: {name: [] for name in names} for table, names in BUILT_IN.items()
-        }
+        self.tables: dict[Table, Chains] = {table: {name: [] for name in names} for table, names in BUILT_IN.items()}
 
     def commit(self, transaction: Transaction) -> None:
         """Carries it out, table by table in the order of ``ipt.restore``; each table whole or not at all."""
