@@ -1,1 +1,1 @@
-"""iptables as data: which rules are kube-proxy's, and the restore input that removes them. Pure."""
+"""iptables as data, pure: kube-proxy's layout of chains and rules, which rules are its, and input of iptables-restore."""

@@ -1,0 +1,217 @@
+"""Forwarding of one Service to iptables rules: its own chains, and its rules in the dispatch chains.
+
+Sources: pkg/proxy/iptables/proxier.go (the layout), the Service API.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import msgspec
+
+from proxyd.desired.conflicts import Kind
+from proxyd.desired.endpoints import Backend
+from proxyd.desired.forwarding import Forwarding, Frontend, PortForwarding, Route
+from proxyd.ipt import names
+from proxyd.ipt.names import backend_text, chain_name, endpoint_chain
+from proxyd.ipt.objects import DNAT, DROP, REJECT, Chain, Placed, Recent, Rule, Table
+from proxyd.ipt.style import LOCALHOST_ACCEPTED, Style
+from proxyd.model import Family, LocalDetector, NodeSettings
+
+LOOPBACK = "127.0.0.0/8"
+# Routes with endpoints for somebody who comes from outside the node's pods.
+_TRANSLATED = {Route.EXTERNAL, Route.EXTERNAL_LOCAL, Route.EXTERNAL_NO_LOCAL}
+_KINDS = {
+    Kind.CLUSTER_IP: "cluster IP",
+    Kind.EXTERNAL_IP: "external IP",
+    Kind.LOAD_BALANCER: "loadbalancer IP",
+}
+
+
+class ServiceRules(msgspec.Struct, frozen=True):
+    """All rules of one Service: chains that are its own, and single rules in chains that all Services share."""
+
+    chains: tuple[Chain, ...] = ()
+    dispatch: tuple[Placed, ...] = ()
+
+
+def render_service(forwarding: Forwarding, settings: NodeSettings, style: Style) -> ServiceRules:
+    """Makes the rules of one Service in one family."""
+    chains: list[Chain] = []
+    dispatch: list[Placed] = []
+    for port in forwarding.ports:
+        writer = _Port(port, forwarding, settings, style)
+        chains.extend(writer.chains())
+        dispatch.extend(writer.dispatch())
+    if forwarding.health_check is not None:
+        dispatch.append(_health_check(forwarding.health_check.port, str(forwarding.key), forwarding.ports))
+    return ServiceRules(tuple(chains), tuple(dispatch))
+
+
+def from_local_pods(rule: Rule, local: LocalDetector, *, negate: bool = False) -> Rule:
+    """The rule, for packets of this node's pods only (or for all others)."""
+    sign = "!" if negate else ""
+    if local.cidr:
+        return msgspec.structs.replace(rule, source=sign + local.cidr)
+    return msgspec.structs.replace(rule, interface=sign + local.interface.replace("*", "+"))
+
+
+def host(address: str) -> str:
+    """The range of one address."""
+    return f"{address}/{128 if ':' in address else 32}"
+
+
+class _Port:
+    """The rules of one ServicePort."""
+
+    def __init__(self, port: PortForwarding, forwarding: Forwarding, settings: NodeSettings, style: Style) -> None:
+        self.port, self.settings, self.style = port, settings, style
+        self.cluster_ip = forwarding.cluster_ip
+        self.addresses = tuple(
+            frontend.key.address for frontend in port.frontends if frontend.kind is Kind.LOAD_BALANCER
+        )
+
+    # -- chains of its own
+
+    def chains(self) -> Iterator[Chain]:
+        port = self.port
+        internal = next((f for f in port.frontends if f.kind is Kind.CLUSTER_IP), None)
+        external = next((f for f in port.frontends if f.kind is not Kind.CLUSTER_IP), None)
+        if port.cluster:
+            yield self._balancing(names.SERVICE, port.cluster, internal, Route.CLUSTER)
+        if port.local:
+            yield self._balancing(names.LOCAL, port.local, internal, Route.LOCAL)
+        if external is not None and external.route in _TRANSLATED:
+            yield Chain(Table.NAT, chain_name(names.EXTERNAL, port), tuple(self._external(external.route)))
+        sources = next((f.sources for f in port.frontends if f.sources is not None and f.route in _TRANSLATED), None)
+        if sources is not None:
+            yield Chain(Table.NAT, chain_name(names.SOURCES, port), tuple(self._sources(sources)))
+        for backend in dict.fromkeys(port.cluster + port.local):
+            yield self._endpoint(backend)
+
+    def _balancing(self, prefix: str, backends: tuple[Backend, ...], internal: Frontend | None, route: Route) -> Chain:
+        rules: list[Rule] = []
+        if internal is not None and internal.route is route:
+            rules.extend(self._cluster_ip_masquerading(internal))
+        ordered = sorted(backends, key=backend_text)
+        named = [
+            (b, endpoint_chain(self.port, b), self._text(f"{self.port.name} -> {backend_text(b)}")) for b in ordered
+        ]
+        if self.port.affinity_seconds:
+            seconds = self.port.affinity_seconds
+            rules += [Rule(chain, comment, recent=Recent(chain, seconds)) for _, chain, comment in named]
+        count = len(named)
+        rules += [
+            Rule(chain, text, one_of=count - i if i < count - 1 else 0) for i, (_, chain, text) in enumerate(named)
+        ]
+        return Chain(Table.NAT, chain_name(prefix, self.port), tuple(rules))
+
+    def _cluster_ip_masquerading(self, frontend: Frontend) -> Iterator[Rule]:
+        rule = self._match(frontend, names.MARK_MASQ, f"{self.port.name} cluster IP")
+        if self.settings.masquerade_all:
+            yield rule
+        elif self.settings.local is not None:
+            yield from_local_pods(rule, self.settings.local, negate=True)
+
+    def _external(self, route: Route) -> Iterator[Rule]:
+        name = self.port.name
+        service = chain_name(names.SERVICE, self.port)
+        if route is Route.EXTERNAL:
+            yield Rule(names.MARK_MASQ, f"masquerade traffic for {name} external destinations")
+            yield Rule(service)
+            return
+        if self.settings.local is not None:
+            rule = Rule(service, f"pod traffic for {name} external destinations")
+            yield from_local_pods(rule, self.settings.local)
+        yield Rule(names.MARK_MASQ, f"masquerade LOCAL traffic for {name} external destinations", source_local=True)
+        yield Rule(service, f"route LOCAL traffic for {name} external destinations", source_local=True)
+        if route is Route.EXTERNAL_LOCAL:
+            yield Rule(chain_name(names.LOCAL, self.port))
+
+    def _sources(self, sources: tuple[str, ...]) -> Iterator[Rule]:
+        name, external = self.port.name, chain_name(names.EXTERNAL, self.port)
+        for source in sources:
+            yield Rule(external, f"{name} loadbalancer IP", source=source)
+        yield Rule("", f"other traffic to {name} will be dropped by {names.PROXY_FIREWALL}")
+
+    def _endpoint(self, backend: Backend) -> Chain:
+        chain, comment = endpoint_chain(self.port, backend), self._text(self.port.name)
+        recent = Recent(chain) if self.port.affinity_seconds else None
+        return Chain(
+            Table.NAT,
+            chain,
+            (
+                Rule(names.MARK_MASQ, comment, source=host(backend.address)),
+                Rule(DNAT, comment, protocol=self.port.protocol, recent=recent, to=backend_text(backend)),
+            ),
+        )
+
+    def _text(self, comment: str) -> str:
+        return comment if self.style.comments else ""
+
+    # -- rules in chains of all Services
+
+    def dispatch(self) -> Iterator[Placed]:
+        for frontend in self.port.frontends:
+            if frontend.kind is Kind.NODE_PORT:
+                yield from self._node_port(frontend)
+            else:
+                yield from self._address(frontend)
+
+    def _address(self, frontend: Frontend) -> Iterator[Placed]:
+        name, what = self.port.name, _KINDS[frontend.kind]
+        refusing = names.SERVICES if frontend.kind is Kind.CLUSTER_IP else names.EXTERNAL_SERVICES
+        target = self._target(frontend)
+        if target:
+            yield Placed(Table.NAT, names.SERVICES, self._match(frontend, target, f"{name} {what}"))
+        if frontend.sources is not None and target:
+            text = f"{name} traffic not accepted by {target}"
+            yield Placed(Table.FILTER, names.PROXY_FIREWALL, self._match(frontend, DROP, text))
+        yield from self._refusal(frontend, refusing)
+
+    def _target(self, frontend: Frontend) -> str:
+        """The chain of endpoints that a frontend leads to, "" where there is none."""
+        match frontend.route:
+            case Route.CLUSTER:
+                return chain_name(names.SERVICE, self.port)
+            case Route.LOCAL:
+                return chain_name(names.LOCAL, self.port)
+            case Route.REJECT | Route.DROP:
+                return ""
+        return chain_name(names.SOURCES if frontend.sources is not None else names.EXTERNAL, self.port)
+
+    def _node_port(self, frontend: Frontend) -> Iterator[Placed]:
+        rule = Rule(
+            chain_name(names.EXTERNAL, self.port), self.port.name, protocol=self.port.protocol, port=frontend.key.port
+        )
+        if frontend.route in _TRANSLATED:
+            yield Placed(Table.NAT, names.NODE_PORTS, rule)
+            counter = self.style.counter(LOCALHOST_ACCEPTED)
+            if counter and self.style.localhost_node_ports and self.settings.family is Family.IPV4:
+                counted = msgspec.structs.replace(rule, destination=LOOPBACK, counter=counter)
+                yield Placed(Table.NAT, names.NODE_PORTS, counted)
+        yield from self._refusal(frontend, names.EXTERNAL_SERVICES)
+
+    def _refusal(self, frontend: Frontend, chain: str) -> Iterator[Placed]:
+        if frontend.route is Route.REJECT:
+            yield Placed(Table.FILTER, chain, self._match(frontend, REJECT, f"{self.port.name} has no endpoints"))
+        elif frontend.route in (Route.DROP, Route.EXTERNAL_NO_LOCAL):
+            yield Placed(Table.FILTER, chain, self._match(frontend, DROP, f"{self.port.name} has no local endpoints"))
+
+    def _match(self, frontend: Frontend, target: str, comment: str) -> Rule:
+        address, protocol, port = frontend.key
+        return Rule(
+            target,
+            comment,
+            protocol=protocol,
+            destination=host(address) if address else "",
+            destination_local=not address,
+            port=port,
+        )
+
+
+def _health_check(node_port: int, service: str, ports: tuple[PortForwarding, ...]) -> Placed:
+    """Lets load balancers ask; named after the Service's first port, as kube-proxy does for each port."""
+    name = ports[0].name if ports else service
+    comment = f"{name} health check node port"
+    return Placed(Table.FILTER, names.NODE_PORTS, Rule("ACCEPT", comment, protocol="tcp", port=node_port))

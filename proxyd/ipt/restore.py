@@ -1,0 +1,102 @@
+"""A transaction as the text that iptables-restore reads, with --noflush. Made of validated addresses, numbers and names."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cache
+
+from proxyd.ipt import objects as o
+from proxyd.ipt.objects import Rule, Table, Transaction
+
+# In this order, so that what refuses is never there without what forwards.
+_ORDER = (Table.MANGLE, Table.NAT, Table.FILTER)
+
+
+def restore_input(transaction: Transaction) -> str:
+    """Gives the input for one call of iptables-restore; each table of it is carried out whole or not at all."""
+    return "\n".join(line for table in _ORDER for line in _table(transaction, table)) + "\n"
+
+
+def _table(t: Transaction, table: Table) -> Iterator[str]:
+    chains = [chain for chain in t.chains if chain.table is table]
+    gone = [chain.name for chain in t.delete_chains if chain.table is table]
+    delete = [each for each in t.delete if each.table is table]
+    insert = [each for each in t.insert if each.table is table]
+    if not (chains or gone or delete or insert):
+        return
+    yield f"*{table}"
+    # Naming a chain makes or empties it. Those that go have to be empty first, and may refer to each other.
+    for chain in chains:
+        yield f":{chain.name} - [0:0]"
+    for name in gone:
+        yield f":{name} - [0:0]"
+    for chain in chains:
+        for rule in chain.rules:
+            yield f"-A {chain.name}{rule_text(rule)}"
+    for each in delete:
+        yield f"-D {each.chain}{rule_text(each.rule)}"
+    for each in insert:
+        yield f"-I {each.chain}{rule_text(each.rule)}"
+    for name in gone:
+        yield f"-X {name}"
+    yield "COMMIT"
+
+
+def rule_text(rule: Rule) -> str:
+    """A rule as arguments, with a blank before each; comments in quotes, as iptables-save writes them."""
+    parts = []
+    if rule.comment:
+        parts.append(f' -m comment --comment "{rule.comment}"')
+    if rule.counter:
+        parts.append(f" -m nfacct --nfacct-name {rule.counter}")
+    if rule.protocol:
+        parts.append(f" -m {rule.protocol} -p {rule.protocol}")
+    if rule.source:
+        parts.append(_signed("-s", rule.source))
+    if rule.destination:
+        parts.append(_signed("-d", rule.destination))
+    if rule.port:
+        parts.append(f" --dport {rule.port}")
+    parts.extend(_rare(rule))
+    if rule.target:
+        parts.append(f" -j {rule.target}{_target(rule)}")
+    return "".join(parts)
+
+
+def _rare(rule: Rule) -> Iterator[str]:
+    if rule.interface:
+        yield _signed("-i", rule.interface)
+    if rule.source_local:
+        yield " -m addrtype --src-type LOCAL"
+    if rule.destination_local:
+        yield " -m addrtype --dst-type LOCAL"
+    if rule.states:
+        yield " -m conntrack" + _signed("--ctstate", rule.states)
+    if rule.marked or rule.unmarked:
+        bit = f"{rule.marked or rule.unmarked:#010x}"
+        yield f" -m mark{' !' if rule.unmarked else ''} --mark {bit}/{bit}"
+    if rule.recent:
+        use = f"--rcheck --seconds {rule.recent.seconds} --reap" if rule.recent.seconds else "--set"
+        yield f" -m recent --name {rule.recent.list} {use}"
+    if rule.one_of:
+        yield f" -m statistic --mode random --probability {probability(rule.one_of)}"
+
+
+def _target(rule: Rule) -> str:
+    if rule.target == o.DNAT:
+        return f" --to-destination {rule.to}"
+    if rule.target == o.MARK:
+        return f" --or-mark {rule.set_mark:#010x}" if rule.set_mark else f" --xor-mark {rule.flip_mark:#010x}"
+    if rule.target == o.MASQUERADE and rule.random_ports:
+        return " --random-fully"
+    return ""
+
+
+def _signed(option: str, value: str) -> str:
+    return f" ! {option} {value[1:]}" if value.startswith("!") else f" {option} {value}"
+
+
+@cache
+def probability(one_of: int) -> str:
+    """1/n with ten decimals, as kube-proxy writes it. ``one_of`` is bounded by the endpoints of a Service."""
+    return f"{1 / one_of:.10f}"

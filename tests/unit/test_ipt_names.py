@@ -1,0 +1,48 @@
+"""Chain names of iptables mode are kube-proxy's: tools and habits know them."""
+
+from __future__ import annotations
+
+import pytest
+
+from proxyd.desired.endpoints import Backend
+from proxyd.desired.forwarding import PortForwarding
+from proxyd.ipt import names
+
+
+def port(name: str, protocol: str = "tcp") -> PortForwarding:
+    return PortForwarding(name, protocol, ())
+
+
+# Known from kube-proxy's own rules.
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("ns1/svc1:p80", "XPGD46QRK7WJZT7O"),
+        ("ns2/svc2:p8080", "2VJB64SDSIJUP5T6"),
+        ("ns4/svc4:p8082", "EBDQOQU5SJFXRIL3"),
+    ],
+)
+@pytest.mark.parametrize("prefix", [names.SERVICE, names.LOCAL, names.EXTERNAL, names.SOURCES])
+def test_all_chains_of_a_service_port_share_one_hash(prefix: str, name: str, text: str) -> None:
+    assert names.chain_name(prefix, port(name)) == prefix + text
+
+
+@pytest.mark.parametrize(
+    ("name", "backend", "text"),
+    [
+        ("ns1/svc1:p80", Backend("10.0.1.1", 80), "SNQ3ZNILQDEJNDQO"),
+        ("ns2/svc2:p8080", Backend("10.0.2.1", 8080), "UHEGFW77JX3KXTOV"),
+    ],
+)
+def test_an_endpoint_has_a_chain_of_its_own_for_each_service_port(name: str, backend: Backend, text: str) -> None:
+    assert names.endpoint_chain(port(name), backend) == "KUBE-SEP-" + text
+
+
+def test_protocols_and_families_make_different_names() -> None:
+    assert names.chain_name(names.SERVICE, port("a/b", "udp")) != names.chain_name(names.SERVICE, port("a/b"))
+    assert names.backend_text(Backend("fd00::1", 80)) == "[fd00::1]:80"
+
+
+def test_names_fit_into_iptables() -> None:
+    longest = max(map(len, names.PREFIXES)) + 16
+    assert longest <= 28
