@@ -17,6 +17,7 @@ from proxyd.config import Config
 from proxyd.desired.settings import NodePolicy, needs_local_addresses, node_settings
 from proxyd.kernel import host
 from proxyd.kernel.conntrack import Conntrack
+from proxyd.kernel.host_settings import apply_settings
 from proxyd.kernel.libnftables import LibNftables
 from proxyd.kernel.lock import lock_namespace
 from proxyd.kernel.notifications import Notifications
@@ -125,6 +126,8 @@ class Daemon:
         self._config = config
         self._lock = lock_namespace()
         self._nft = LibNftables()
+        # Before the rules: the tracker has its limits when the first flows come.
+        settings = apply_settings(config)
         self._families = host.supported_families()
         self._store = store = Store()
         self._sources, self._watches = sources(config, store, policy.node_name)
@@ -154,8 +157,8 @@ class Daemon:
         self._notifications = Notifications(lambda: self._nft.port, self._loop.drifted)
         self._server = http.Server()
         self._syncing = threading.Thread(target=self._loop.run, name="sync")
-        self._identity = identity(config, policy, self._nft.version, self._families)
-        announce(self._identity, config)
+        self._identity = identity(config, policy, self._nft.version, self._families, settings)
+        announce(self._identity, config, settings)
 
     def start(self) -> None:
         """Starts everything. Raises ``UserError`` where a source cannot be read at all."""
