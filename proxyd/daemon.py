@@ -14,8 +14,8 @@ import structlog
 
 from proxyd import __version__
 from proxyd.config import Config
-from proxyd.desired.settings import NodePolicy, needs_local_addresses, node_settings
 from proxyd.kernel import host
+from proxyd.kernel.addresses import KernelHost
 from proxyd.kernel.conntrack import Conntrack
 from proxyd.kernel.host_settings import apply_settings
 from proxyd.kernel.libnftables import LibNftables
@@ -23,7 +23,7 @@ from proxyd.kernel.lock import lock_namespace
 from proxyd.kernel.notifications import Notifications
 from proxyd.kernel.surroundings import read_surroundings
 from proxyd.kube.store import Store
-from proxyd.model import Family, Finding, Node, NodeSettings, Reason
+from proxyd.model import Family, Finding, Reason
 from proxyd.serve import app, http
 from proxyd.serve.advice import advise
 from proxyd.serve.health import Moment, is_ready
@@ -32,6 +32,7 @@ from proxyd.serve.report import SOCKET, Report, build_report
 from proxyd.serve.service_health import ServiceHealth
 from proxyd.startup import announce, identity, policy_of
 from proxyd.sync.cleaner import FlowCleaner
+from proxyd.sync.facts import NodeFacts
 from proxyd.sync.loop import SyncLoop, Timing
 from proxyd.sync.reconcile import Reconciler
 from proxyd.sync.status import Status
@@ -40,8 +41,6 @@ log = structlog.get_logger("proxyd")
 
 # A thread that has bytes to read waits at most this long for one that computes (seconds; Python's default is 0.005).
 SWITCH_INTERVAL = 0.001
-# Seconds after which the host's addresses are read again, where rules depend on them.
-ADDRESSES_AGE = 30.0
 # Seconds in which everything must have ended after SIGTERM.
 STOP_WITHIN = 4.0
 
@@ -54,26 +53,6 @@ class Source(Protocol):
 
     def stop(self) -> object:
         """Ends, promptly."""
-
-
-class NodeFacts:
-    """Node settings of each family from configuration, Node and the host's addresses."""
-
-    def __init__(self, policy: NodePolicy) -> None:
-        self._policy = policy
-        self._addresses: tuple[tuple[Family, str], ...] = ()
-        self._read_at: float | None = None
-
-    def read(self) -> None:
-        """Reads the host's addresses."""
-        self._addresses, self._read_at = host.local_addresses(), time.monotonic()
-
-    def settings(self, family: Family, node: Node | None) -> NodeSettings:
-        """The settings right now."""
-        stale = self._read_at is None or time.monotonic() - self._read_at > ADDRESSES_AGE
-        if stale and needs_local_addresses(self._policy, node):
-            self.read()
-        return node_settings(family, self._policy, node, self._addresses)
 
 
 def sources(config: Config, store: Store, node_name: str) -> tuple[list[Source], Mapping[str, Watched]]:
@@ -137,10 +116,8 @@ class Daemon:
         self._exit_status = 0
         self._loop: SyncLoop
         self._metrics = Metrics(self._families, __version__, self._status, store, self._watch_states)
-        facts = NodeFacts(policy)
-        if config.manifests is not None:
-            # There may be no Node to say them; the first pass, which everything waits for, should not have to look.
-            facts.read()
+        self._host = KernelHost()
+        self._facts = facts = NodeFacts(policy, self._host.read(), store.host_changed)
         progress = Progress()
         expected = policy.node_name if config.manifests is None else ""
         self._flows = flows = FlowCleaner(Conntrack(), self._metrics)
@@ -165,6 +142,7 @@ class Daemon:
         self._server.start()
         self._listen()
         self._notifications.start()
+        self._host.start(self._facts.take)
         for source in self._sources:
             source.start()
         self._syncing.start()
@@ -188,6 +166,7 @@ class Daemon:
         for source in self._sources:
             source.stop()
         self._notifications.stop()
+        self._host.stop()
         self._flows.stop()
         self._server.stop()
         return self._exit_status

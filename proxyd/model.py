@@ -5,7 +5,9 @@ Frozen and slim (a node holds tens of thousands of endpoints); no I/O and no beh
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import StrEnum
+from types import MappingProxyType
 from typing import NamedTuple
 
 import msgspec
@@ -137,6 +139,28 @@ class Node(msgspec.Struct, frozen=True, gc=False):
     pod_cidrs: tuple[str, ...] = ()
     deleting: bool = False
     to_be_deleted_taint: bool = False
+
+
+class HostAddress(NamedTuple):
+    """One address of the host (canonical) on one of its interfaces (an index).
+
+    ``scope`` is global, site, link or host. Not ``usable``: its interface is down, or it may belong to somebody else
+    (duplicate address detection). ``deprecated``: still answered, but not for new connections of our own.
+    """
+
+    family: Family
+    address: str
+    interface: int
+    scope: str = "global"
+    deprecated: bool = False
+    usable: bool = True
+
+
+class HostState(NamedTuple):
+    """The addresses of the host, and the interface that leads to the outside, for each family that has one."""
+
+    addresses: tuple[HostAddress, ...] = ()
+    default_interfaces: Mapping[Family, int] = MappingProxyType({})
 
 
 class LocalDetector(msgspec.Struct, frozen=True, gc=False):

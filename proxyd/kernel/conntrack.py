@@ -17,8 +17,8 @@ from typing import Any, NamedTuple, Self
 
 from proxyd.desired.conflicts import FrontendKey
 from proxyd.desired.flows import Live, is_stale
+from proxyd.kernel.addresses import every_address
 from proxyd.kernel.flows import FlowsError, Newer
-from proxyd.kernel.host import every_address
 from proxyd.model import Family
 
 # Up to this many questions the kernel looks for single frontends or ports, each of them a walk over its table (0.1 s at
