@@ -7,7 +7,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Protocol
 
 import structlog
@@ -23,7 +23,7 @@ from proxyd.kernel.lock import lock_namespace
 from proxyd.kernel.notifications import Notifications
 from proxyd.kernel.surroundings import read_surroundings
 from proxyd.kube.store import Store
-from proxyd.model import Family, Finding, Reason
+from proxyd.model import Family
 from proxyd.serve import app, http
 from proxyd.serve.advice import advise
 from proxyd.serve.health import Moment, is_ready
@@ -32,7 +32,7 @@ from proxyd.serve.report import SOCKET, Report, build_report
 from proxyd.serve.service_health import ServiceHealth
 from proxyd.startup import announce, identity, policy_of
 from proxyd.sync.cleaner import FlowCleaner
-from proxyd.sync.facts import NodeFacts
+from proxyd.sync.facts import NodeFacts, node_findings
 from proxyd.sync.loop import SyncLoop, Timing
 from proxyd.sync.reconcile import Reconciler
 from proxyd.sync.status import Status
@@ -129,7 +129,7 @@ class Daemon:
             self._metrics,
             Timing(config.min_sync_period, config.sync_period),
             config.mode,
-            lambda: node_findings(store, expected),
+            lambda: node_findings(store, policy, expected),
         )
         self._notifications = Notifications(lambda: self._nft.port, self._loop.drifted)
         self._server = http.Server()
@@ -217,13 +217,6 @@ class Daemon:
     def _cannot_listen(self, problem: str) -> None:
         log.error("cannot listen, and bindAddressHardFail is set", problem=problem)
         self.end(1)
-
-
-def node_findings(store: Store, expected: str) -> Iterable[Finding]:
-    """Says so where there is no Node of our name: then nothing counts as local, which nobody would notice otherwise."""
-    if expected and store.nodes.synced and store.node() is None:
-        message = "no Node has this name: no endpoint counts as local, no zone is known (see --hostname-override)"
-        yield Finding("Node", expected, Reason.NODE_NOT_FOUND, message)
 
 
 class Progress:

@@ -50,6 +50,7 @@ class Reason(StrEnum):
     KERNEL_REFUSED = "kernel-refused"
     INTERNAL_ERROR = "internal-error"
     NODE_NOT_FOUND = "node-not-found"
+    POD_RANGE_UNKNOWN = "pod-range-unknown"
 
 
 class Finding(msgspec.Struct, frozen=True, gc=False):

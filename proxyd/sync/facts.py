@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from proxyd.desired.host import local_addresses
 from proxyd.desired.settings import NodePolicy, node_settings, relevant_addresses
-from proxyd.model import Family, HostState, Node, NodeSettings
+from proxyd.kube.store import Store
+from proxyd.model import Family, Finding, HostState, Node, NodeSettings, Reason
 
 Addresses = tuple[tuple[Family, str], ...]
 
@@ -37,3 +38,14 @@ class NodeFacts:
 
     def _relevant(self, host: HostState) -> Addresses:
         return relevant_addresses(self._policy, local_addresses(host))
+
+
+def node_findings(store: Store, policy: NodePolicy, expected: str) -> Iterator[Finding]:
+    """What is missing of the Node object, and would not be noticed otherwise. ``expected``: a Node must have this name."""
+    node = store.node()
+    if expected and store.nodes.synced and node is None:
+        message = "no Node has this name: no endpoint counts as local, no zone is known (see --hostname-override)"
+        yield Finding("Node", expected, Reason.NODE_NOT_FOUND, message)
+    if policy.detect_local_mode == "NodeCIDR" and not (node and node.pod_cidrs):
+        message = "spec.podCIDRs: none yet, and detectLocalMode NodeCIDR needs them: no packet counts as a local pod's"
+        yield Finding("Node", policy.node_name, Reason.POD_RANGE_UNKNOWN, message)

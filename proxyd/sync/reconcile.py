@@ -94,6 +94,11 @@ class Reconciler:
         """The settings that the kernel's rules were made with, None before the first pass."""
         return self._settings
 
+    def finds_rules(self) -> bool:
+        """Whether the kernel has rules of an earlier run in use. Raises ``KernelRefusedError``."""
+        names = {chain.name for chain in base_chains(Layout(self.family, 1, 0))}
+        return not names.isdisjoint(self._ruleset.contents(self.family).chains)
+
     @property
     def full_owed(self) -> bool:
         """Whether the next pass has to write everything."""
