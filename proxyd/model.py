@@ -146,14 +146,15 @@ class HostAddress(NamedTuple):
     """One address of the host (canonical) on one of its interfaces (an index).
 
     ``scope`` is global, site, link or host. Not ``usable``: its interface is down, or it may belong to somebody else
-    (duplicate address detection). ``deprecated``: still answered, but not for new connections of our own.
+    (duplicate address detection). Not ``preferred``: answered like any other, but deprecated, temporary (IPv6 privacy) or
+    secondary (a second IPv4 address of a network), so that it may go at any time.
     """
 
     family: Family
     address: str
     interface: int
     scope: str = "global"
-    deprecated: bool = False
+    preferred: bool = True
     usable: bool = True
 
 

@@ -11,14 +11,14 @@ def local_addresses(host: HostState) -> tuple[tuple[Family, str], ...]:
 
     Left out: loopback, IPv6 link-local (several hosts of a link can have the same, and it says nothing without an
     interface), tentative ones and those of interfaces that are down: nobody is answered there. The interface of the
-    default route comes first, and on it what is of global scope and not deprecated; else the kernel's order counts.
+    default route comes first, and on it what is of global scope and will stay; else the kernel's order counts.
     """
 
     def rank(each: HostAddress) -> tuple[bool, bool, bool]:
         return (
             each.interface != host.default_interfaces.get(each.family),
             each.scope != "global",
-            each.deprecated,
+            not each.preferred,
         )
 
     return tuple(dict.fromkeys((a.family, a.address) for a in sorted(filter(_counts, host.addresses), key=rank)))

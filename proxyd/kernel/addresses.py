@@ -37,7 +37,8 @@ _EXTENDED_MASK, _SKIP_STATISTICS = 29, 0x8
 # Family, prefix length, flags, scope, index; attributes: address, local address, flags in full.
 _ADDRESS = struct.Struct("=BBBBI")
 _PEER, _LOCAL, _FLAGS = 1, 2, 8
-_DEPRECATED, _TENTATIVE, _DUPLICATE, _OPTIMISTIC = 0x20, 0x40, 0x08, 0x04
+# The first one is called temporary in IPv6.
+_SECONDARY, _OPTIMISTIC, _DUPLICATE, _DEPRECATED, _TENTATIVE = 0x01, 0x04, 0x08, 0x20, 0x40
 _SCOPES = {0: "global", 253: "link", 254: "host"}
 # Family, length of destination and source, TOS, table, protocol, scope, type, flags.
 _ROUTE = struct.Struct("=BBBBBBBBI")
@@ -46,6 +47,7 @@ _DESTINATION, _OUT = 1, 4
 _ANYWHERE = {Family.IPV4: "192.0.0.8", Family.IPV6: "100::1"}
 # Seconds after which the kernel is taken not to answer.
 _PATIENCE = 10
+_ATTEMPTS = 5
 
 
 class HostWatch(Protocol):
@@ -93,7 +95,7 @@ class KernelHost:
         try:
             while self._wait_for_change():
                 told(self.read())
-        except OSError:
+        except Exception:  # the rules stay as they are, and the rest of the daemon goes on
             log.exception("the host's addresses are not followed any more")
 
     def _wait_for_change(self) -> bool:
@@ -168,7 +170,7 @@ def _addresses(asking: socket.socket) -> Iterator[HostAddress]:
             address=socket.inet_ntop(af, packed),
             interface=index,
             scope=_SCOPES.get(scope, "site"),
-            deprecated=bool(flags & _DEPRECATED),
+            preferred=not flags & (_DEPRECATED | _SECONDARY),
             usable=index not in down and not _is_tentative(flags),
         )
 
@@ -194,12 +196,17 @@ def _default_interfaces(asking: socket.socket) -> dict[Family, int]:
 
 
 def _dump(asking: socket.socket, kind: int, body: bytes) -> list[bytes]:
-    """The bodies of all messages that answer a question; asked again where the answer changed while it was given."""
-    while True:
+    """The bodies of all messages that answer a question; asked again, a few times, where it changed while it was answered.
+
+    Whatever changed meanwhile is told as well, so that another question follows in any case.
+    """
+    answers: list[netlink.Message] = []
+    for _ in range(_ATTEMPTS):
         asking.send(netlink.request(kind, netlink.DUMP, body))
         answers = list(_answers(asking))
         if not any(each.flags & netlink.INTERRUPTED for each in answers):
-            return [each.body for each in answers if each.kind != netlink.DONE]
+            break
+    return [each.body for each in answers if each.kind != netlink.DONE]
 
 
 def _answers(asking: socket.socket) -> Iterator[netlink.Message]:

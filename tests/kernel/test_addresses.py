@@ -225,10 +225,14 @@ def test_an_address_that_may_be_somebody_elses_counts_once_it_is_ours(real: Watc
 
 
 @pytest.mark.kernel
-def test_a_deprecated_address_is_answered_but_stands_for_nothing_while_there_is_another(real: Watched) -> None:
+@pytest.mark.parametrize("lines", [(1, 2), (2, 1)])
+def test_a_deprecated_address_is_answered_but_stands_for_nothing_while_there_is_another(
+    real: Watched, lines: tuple[int, ...]
+) -> None:
     host = real.host
     assert isinstance(host, RealHost)
-    host.ip("address add 2001:db8::1 dev a preferred_lft 0", "address add 2001:db8::2 dev a")
+    words = {1: "address add 2001:db8::1 dev a preferred_lft 0", 2: "address add 2001:db8::2 dev a"}
+    host.ip(*(words[each] for each in lines))
     real.until("2001:db8::2", "2001:db8::1")
 
 

@@ -13,7 +13,7 @@ from tests.fakes.ruleset import FakeRuleset
 from tests.sync.test_loop import SERVED, SLICES, SOON, TIMING, WEB, Daemon, running
 
 POLICY = NodePolicy(build.NODE, detect_local_mode="NodeCIDR")
-PATIENT = TIMING._replace(pod_range_wait=SOON)
+PATIENT = TIMING._replace(pod_range_wait=10 * SOON)
 NEW_ENDPOINT = build.endpoint_slice("web", "10.244.1.9")
 
 

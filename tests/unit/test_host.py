@@ -37,15 +37,15 @@ def test_addresses_at_which_somebody_is() -> None:
         HostAddress(V4, "192.0.2.1", 1, "global"),
         HostAddress(V4, "169.254.20.10", ETH, "link"),
         HostAddress(V6, "fec0::1", ETH, "site"),
-        HostAddress(V6, "2001:db8::1", ETH, deprecated=True),
+        HostAddress(V6, "2001:db8::1", ETH, preferred=False),
     ]
     assert set(counted(*given)) == {each.address for each in given}
 
 
-def test_the_order_is_default_route_then_scope_then_age_then_the_kernels() -> None:
+def test_the_order_is_default_route_then_scope_then_preference_then_the_kernels() -> None:
     assert counted(
         HostAddress(V4, "10.0.0.1", VETH),
-        HostAddress(V6, "2001:db8::1", ETH, deprecated=True),
+        HostAddress(V6, "2001:db8::1", ETH, preferred=False),
         HostAddress(V4, "169.254.0.1", ETH, "link"),
         HostAddress(V6, "2001:db8::3", ETH),
         HostAddress(V6, "2001:db8::2", ETH),
