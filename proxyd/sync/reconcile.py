@@ -178,8 +178,7 @@ class Reconciler:
         self, holdings: Holdings, layout: Layout, all_keys: Callable[[], list[ServiceKey]], settings: NodeSettings
     ) -> None:
         if settings != self._settings:
-            # Zone, node address or detector changed: any Service may lead elsewhere now.
-            self._owed.update(all_keys())
+            self._owed.update(self._desired.affected(self._settings, settings, all_keys()))
         self._owed = self._desired.concerned(self._owed)
         if not self._owed and settings == self._settings:
             return
