@@ -7,24 +7,25 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Protocol
 
 import structlog
 
 from proxyd import __version__
 from proxyd.config import Config
-from proxyd.desired.settings import NodePolicy, needs_local_addresses, node_settings
 from proxyd.kernel import host
+from proxyd.kernel.addresses import KernelHost
 from proxyd.kernel.conntrack import Conntrack
 from proxyd.kernel.counters import NetlinkCounters
+from proxyd.kernel.host_settings import apply_settings
 from proxyd.kernel.libnftables import LibNftables
 from proxyd.kernel.lock import lock_namespace
 from proxyd.kernel.notifications import Notifications
 from proxyd.kernel.predecessor import predecessors
 from proxyd.kernel.surroundings import read_surroundings
 from proxyd.kube.store import Store
-from proxyd.model import Family, Finding, Node, NodeSettings, Reason
+from proxyd.model import Family
 from proxyd.serve import app, http
 from proxyd.serve.advice import advise
 from proxyd.serve.health import Moment, is_ready
@@ -35,6 +36,7 @@ from proxyd.serve.service_health import ServiceHealth
 from proxyd.serve.traffic import TrafficCollector
 from proxyd.startup import announce, identity, policy_of
 from proxyd.sync.cleaner import FlowCleaner
+from proxyd.sync.facts import NodeFacts, node_findings
 from proxyd.sync.loop import SyncLoop, Timing
 from proxyd.sync.meter import Meter
 from proxyd.sync.reconcile import Reconciler
@@ -46,8 +48,6 @@ log = structlog.get_logger("proxyd")
 
 # A thread that has bytes to read waits at most this long for one that computes (seconds; Python's default is 0.005).
 SWITCH_INTERVAL = 0.001
-# Seconds after which the host's addresses are read again, where rules depend on them.
-ADDRESSES_AGE = 30.0
 # Seconds in which everything must have ended after SIGTERM.
 STOP_WITHIN = 4.0
 # Seconds for which connections to node ports on localhost may go on after SIGTERM.
@@ -62,26 +62,6 @@ class Source(Protocol):
 
     def stop(self) -> object:
         """Ends, promptly."""
-
-
-class NodeFacts:
-    """Node settings of each family from configuration, Node and the host's addresses."""
-
-    def __init__(self, policy: NodePolicy) -> None:
-        self._policy = policy
-        self._addresses: tuple[tuple[Family, str], ...] = ()
-        self._read_at: float | None = None
-
-    def read(self) -> None:
-        """Reads the host's addresses."""
-        self._addresses, self._read_at = host.local_addresses(), time.monotonic()
-
-    def settings(self, family: Family, node: Node | None) -> NodeSettings:
-        """The settings right now."""
-        stale = self._read_at is None or time.monotonic() - self._read_at > ADDRESSES_AGE
-        if stale and needs_local_addresses(self._policy, node):
-            self.read()
-        return node_settings(family, self._policy, node, self._addresses)
 
 
 def sources(config: Config, store: Store, node_name: str) -> tuple[list[Source], Mapping[str, Watched]]:
@@ -134,6 +114,8 @@ class Daemon:
         self._config = config
         self._lock = lock_namespace()
         self._nft = LibNftables()
+        # Before the rules: the tracker has its limits when the first flows come.
+        settings = apply_settings(config)
         self._families = host.supported_families()
         self._store = store = Store()
         self._sources, self._watches = sources(config, store, policy.node_name)
@@ -143,10 +125,8 @@ class Daemon:
         self._exit_status = 0
         self._loop: SyncLoop
         self._metrics = Metrics(self._families, __version__, self._status, store, self._watch_states)
-        facts = NodeFacts(policy)
-        if config.manifests is not None:
-            # There may be no Node to say them; the first pass, which everything waits for, should not have to look.
-            facts.read()
+        self._host = KernelHost()
+        self._facts = facts = NodeFacts(policy, self._host.read(), store.host_changed)
         progress = Progress()
         expected = policy.node_name if config.manifests is None else ""
         self._flows = flows = FlowCleaner(Conntrack(), self._metrics)
@@ -160,7 +140,7 @@ class Daemon:
             self._metrics,
             Timing(config.min_sync_period, config.sync_period),
             config.mode,
-            lambda: node_findings(store, expected),
+            lambda: node_findings(store, policy, expected),
         )
         self._notifications = Notifications(lambda: self._nft.port, self._loop.drifted)
         self._takeover = Takeover(predecessors(self._families))
@@ -169,8 +149,8 @@ class Daemon:
         connections = min(MAX_CONNECTIONS, host.file_limit() // 4)
         self._localhost = LocalhostRelay(self._server, self._metrics.localhost, max_connections=connections)
         self._syncing = threading.Thread(target=self._loop.run, name="sync")
-        self._identity = identity(config, policy, self._nft.version, self._families)
-        announce(self._identity, config)
+        self._identity = identity(config, policy, self._nft.version, self._families, settings)
+        announce(self._identity, config, settings)
 
     def start(self) -> None:
         """Starts everything. Raises ``UserError`` where a source cannot be read at all."""
@@ -178,6 +158,7 @@ class Daemon:
         self._listen()
         self._notifications.start()
         self._meter.start()
+        self._host.start(self._facts.take)
         for source in self._sources:
             source.start()
         self._syncing.start()
@@ -204,6 +185,7 @@ class Daemon:
         for source in self._sources:
             source.stop()
         self._notifications.stop()
+        self._host.stop()
         self._flows.stop()
         self._meter.stop()
         self._localhost.drain(max(0.0, drained_at - time.monotonic()))
@@ -258,13 +240,6 @@ class Daemon:
     def _cannot_listen(self, problem: str) -> None:
         log.error("cannot listen, and bindAddressHardFail is set", problem=problem)
         self.end(1)
-
-
-def node_findings(store: Store, expected: str) -> Iterable[Finding]:
-    """Says so where there is no Node of our name: then nothing counts as local, which nobody would notice otherwise."""
-    if expected and store.nodes.synced and store.node() is None:
-        message = "no Node has this name: no endpoint counts as local, no zone is known (see --hostname-override)"
-        yield Finding("Node", expected, Reason.NODE_NOT_FOUND, message)
 
 
 class Progress:

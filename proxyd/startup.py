@@ -10,6 +10,7 @@ from proxyd import __version__
 from proxyd.config import Config
 from proxyd.desired.settings import NodePolicy
 from proxyd.kernel import host
+from proxyd.kernel.host_settings import Outcome
 from proxyd.model import Family
 from proxyd.serve.health import Moment, timestamp
 from proxyd.serve.report import Detected, Identity
@@ -36,7 +37,9 @@ def policy_of(config: Config) -> NodePolicy:
     )
 
 
-def identity(config: Config, policy: NodePolicy, nft_version: str, families: Sequence[Family]) -> Identity:
+def identity(
+    config: Config, policy: NodePolicy, nft_version: str, families: Sequence[Family], settings: Outcome
+) -> Identity:
     """Who we are and what was found. ``nft_version`` is that of libnftables; ``families`` those of this kernel."""
     return Identity(
         version=__version__,
@@ -45,12 +48,15 @@ def identity(config: Config, policy: NodePolicy, nft_version: str, families: Seq
         started=timestamp(Moment.now().unix),
         kernel=host.kernel_release(),
         nftables=nft_version,
-        detected=tuple(_detected(config, policy, families)),
+        detected=(
+            *_detected(config, policy, families),
+            Detected("host settings", settings.summary, "conntrack, oomScoreAdj; before->now where written"),
+        ),
     )
 
 
-def announce(me: Identity, config: Config) -> None:
-    """The start-up line, and what is odd about the configuration."""
+def announce(me: Identity, config: Config, settings: Outcome) -> None:
+    """The start-up line, and what is odd about the configuration or could not be set."""
     found = {each.name.replace(" ", "_"): each.value for each in me.detected}
     log.info(
         "proxyd starts",
@@ -61,6 +67,9 @@ def announce(me: Identity, config: Config) -> None:
         nftables=me.nftables,
         **found,
     )
+    if settings.failed:
+        told = log.warning if settings.is_serious else log.info
+        told("host settings not as configured", problem=settings.problem)
     for warning in config.warnings:
         log.warning(warning)
     if config.unused:

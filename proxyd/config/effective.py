@@ -47,6 +47,8 @@ _USED = frozenset(
         "configSyncPeriod",  # a resync is never needed, so there is nothing left to act on
         "logging.format",
         "logging.verbosity",
+        "oomScoreAdj",
+        *(f"conntrack.{field.encode_name}" for field in msgspec.structs.fields(Conntrack)),
     }
 )
 _USED_OF_MODE = ("masqueradeAll", "masqueradeBit", "minSyncPeriod", "syncPeriod")

@@ -11,13 +11,14 @@ import os
 import socket
 import struct
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from itertools import islice
 from typing import Any, NamedTuple, Self
 
 from proxyd.desired.conflicts import FrontendKey
 from proxyd.desired.flows import Live, is_stale
+from proxyd.kernel.addresses import every_address
 from proxyd.kernel.flows import FlowsError, Newer
-from proxyd.kernel.host import every_address
 from proxyd.model import Family
 
 # Up to this many questions the kernel looks for single frontends or ports, each of them a walk over its table (0.1 s at
@@ -41,7 +42,8 @@ _ERROR_CODE = struct.Struct("=i")
 _BODY = _HEADER.size + _FAMILY.size
 _ERROR, _DONE = 2, 3
 _REQUEST, _ACK, _DUMP = 1, 4, 0x300
-_GET, _DELETE = 1 << 8 | 1, 1 << 8 | 2
+_GET, _DELETE, _GET_STATISTICS = 1 << 8 | 1, 1 << 8 | 2, 1 << 8 | 5
+_NETLINK_NETFILTER = 12
 _KIND, _NESTED = 0x3FFF, 0x8000
 # Attributes of a flow; of each of its two tuples; of the addresses in a tuple (both families) and of its ports.
 _ORIGINAL, _REPLY, _ID, _ZONE = 1, 2, 12, 18
@@ -82,6 +84,17 @@ class Conntrack:
         except OSError as error:
             hint = " (CAP_NET_ADMIN is needed)" if error.errno == errno.EPERM else ""
             raise FlowsError(f"{error.strerror or error}{hint}") from error
+
+
+def load_tracker() -> None:
+    """Has the kernel load the connection tracker where that is a module: before the first rule that needs it, nobody did.
+
+    Asking it anything does that (nfnetlink requests the module of a subsystem); what it answers does not matter.
+    """
+    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, _NETLINK_NETFILTER) as asking, suppress(OSError):
+        asking.settimeout(PATIENCE)
+        asking.send(_HEADER.pack(_BODY, _GET_STATISTICS, _REQUEST, 0, 0) + _FAMILY.pack(socket.AF_UNSPEC, 0, 0))
+        asking.recv(_RECEIVE)
 
 
 def questions(family: Family, frontends: Iterable[FrontendKey]) -> list[Question]:

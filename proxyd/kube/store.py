@@ -172,6 +172,11 @@ class Store:
             self._since = self._now()
         self.lock.notify_all()
 
+    def host_changed(self) -> None:
+        """Takes notice that the host is not as it was: what depends on it is worked out again, as for a changed Node."""
+        with self.lock:
+            self._node_changed(None, None)
+
     def _mark(self, key: ServiceKey) -> None:
         self._dirty.add(key)
         self.attention()

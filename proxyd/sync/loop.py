@@ -9,8 +9,9 @@ from typing import NamedTuple
 
 import structlog
 
+from proxyd.kernel.ruleset import KernelRefusedError
 from proxyd.kube.store import Changes, Store
-from proxyd.model import Family, Finding, Node
+from proxyd.model import Family, Finding, Node, Reason
 from proxyd.nft.drift import Drift
 from proxyd.sync.family import FamilySync, SettingsOf
 from proxyd.sync.full import StoppedError
@@ -26,11 +27,15 @@ CLEANUP_AFTER = 1.0
 
 
 class Timing(NamedTuple):
-    """Seconds: the longest that a change may wait, the longest between retries, how long to wait for the Node at start."""
+    """Seconds: the longest that a change may wait, the longest between retries, how long to wait for the Node at start.
+
+    ``pod_range_wait``: and for its podCIDRs, while rules of an earlier run serve.
+    """
 
     min_sync_period: float = 1.0
     sync_period: float = 30.0
     node_wait: float = 10.0
+    pod_range_wait: float = 30.0
 
 
 class SyncLoop:
@@ -98,7 +103,31 @@ class SyncLoop:
         with self._store.lock:
             self._store.lock.wait_for(lambda: self._stop.is_set() or self._store.complete)
             self._store.lock.wait_for(lambda: self._stop.is_set() or self._store.nodes.synced, self._timing.node_wait)
+        self._wait_for_pod_range()
         return not self._stop.is_set()
+
+    def _wait_for_pod_range(self) -> None:
+        """Leaves the rules of an earlier run alone for a while where new ones would not know any more what is local.
+
+        Not for long, and not without such rules: they get older, and Services matter more than masquerading.
+        """
+        if self._stop.is_set() or self._pod_range_known() or not self._rules_are_there():
+            return
+        longest = self._timing.pod_range_wait
+        log.warning("waiting for the podCIDRs of the Node; the rules of the last run serve meanwhile", seconds=longest)
+        with self._store.lock:
+            self._store.lock.wait_for(lambda: self._stop.is_set() or self._pod_range_known(), longest)
+        if not self._pod_range_known():
+            log.warning("the Node has no podCIDRs still; going on without, until it has")
+
+    def _pod_range_known(self) -> bool:
+        return all(each.reason is not Reason.POD_RANGE_UNKNOWN for each in self._more_findings())
+
+    def _rules_are_there(self) -> bool:
+        try:
+            return any(each.reconciler.finds_rules() for each in self._families)
+        except KernelRefusedError:
+            return False  # the first pass will meet with the same, and tell
 
     def drifted(self, drift: Drift) -> None:
         """Takes a foreign change to our tables; may be called from any thread."""

@@ -72,8 +72,14 @@ class Recorder:
 class Daemon:
     """A loop in a thread of its own, on a store and a kernel in memory."""
 
-    def __init__(self, store: Store, timing: Timing = TIMING, more: Callable[[], list[Finding]] = list) -> None:
-        self.store, self.ruleset, self.observer = store, FakeRuleset(), Recorder()
+    def __init__(
+        self,
+        store: Store,
+        timing: Timing = TIMING,
+        more: Callable[[], list[Finding]] = list,
+        ruleset: FakeRuleset | None = None,
+    ) -> None:
+        self.store, self.ruleset, self.observer = store, ruleset or FakeRuleset(), Recorder()
         self.nodes: list[Node | None] = []
         self.trouble: dict[Family, Exception] = {}
         reconcilers = [Reconciler(each, self.ruleset, store.service, self.stopping) for each in FAMILIES]

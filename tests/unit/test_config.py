@@ -164,7 +164,6 @@ def test_the_file_of_kind() -> None:
         kubeconfig="/var/lib/kube-proxy/kubeconfig.conf",
         cluster_cidrs={Family.IPV4: "10.244.0.0/16", Family.IPV6: "fd00:10:244::/56"},
         conntrack=Conntrack(max_per_core=0),
-        unused=("conntrack.maxPerCore",),
     )
 
 
@@ -267,8 +266,6 @@ def test_what_is_not_acted_on_is_unused() -> None:
             "logging.options.json.splitStream",
             "enableProfiling",
             "ipvs.scheduler",
-            "oomScoreAdj",
-            "conntrack.min",
         ),
         warnings=("featureGates.A: unknown to proxyd, ignored",),
     )
