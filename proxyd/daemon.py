@@ -2,34 +2,34 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import signal
 import sys
 import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Protocol
 
 import structlog
 
 from proxyd import __version__
-from proxyd.config import Config
+from proxyd.config import Config, as_mapping
+from proxyd.config.watch import ConfigWatch
 from proxyd.desired.settings import NodePolicy, needs_local_addresses, node_settings
 from proxyd.kernel import host
 from proxyd.kernel.conntrack import Conntrack
 from proxyd.kernel.libnftables import LibNftables
 from proxyd.kernel.lock import lock_namespace
 from proxyd.kernel.notifications import Notifications
-from proxyd.kernel.surroundings import read_surroundings
 from proxyd.kube.store import Store
 from proxyd.model import Family, Finding, Node, NodeSettings, Reason
 from proxyd.serve import app, http
-from proxyd.serve.advice import advise
-from proxyd.serve.health import Moment, is_ready
+from proxyd.serve.health import is_ready
 from proxyd.serve.metrics import Metrics, WatchState
-from proxyd.serve.report import SOCKET, Report, build_report
+from proxyd.serve.report import SOCKET
 from proxyd.serve.service_health import ServiceHealth
-from proxyd.startup import announce, identity, policy_of
+from proxyd.startup import announce, check_host, identity, mismatches, policy_of
 from proxyd.sync.cleaner import FlowCleaner
 from proxyd.sync.loop import SyncLoop, Timing
 from proxyd.sync.reconcile import Reconciler
@@ -43,6 +43,8 @@ SWITCH_INTERVAL = 0.001
 ADDRESSES_AGE = 30.0
 # Seconds in which everything must have ended after SIGTERM.
 STOP_WITHIN = 4.0
+# Exit status that asks for a start with the configuration as it is now; not 0, after which some supervisors do not start.
+START_AGAIN = 3
 
 
 class Source(Protocol):
@@ -101,14 +103,17 @@ class Watched(Protocol):
         """How the watch is right now."""
 
 
-def run(config: Config) -> int:
-    """Runs the daemon until SIGTERM or SIGINT; gives the exit status.
+def run(config: Config, file: str, read_again: Callable[[], Config]) -> int:
+    """Runs the daemon until SIGTERM or SIGINT, or until it should be started anew; gives the exit status.
 
-    Raises the user errors of its parts before anything is written (see ``cli.main`` for what each becomes).
+    ``file`` is that of --config ("" for none) and ``read_again`` gives what it and the flags say by then. Raises the
+    user errors of its parts before anything is written (see ``cli.main`` for what each becomes).
     """
     sys.setswitchinterval(SWITCH_INTERVAL)
     host.raise_file_limit()
     daemon = Daemon(config)
+    if file:
+        daemon.follow(file, read_again)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: daemon.end(0))
     daemon.start()
@@ -117,17 +122,24 @@ def run(config: Config) -> int:
     return daemon.wait()
 
 
+def apply_settings(_config: Config) -> None:
+    """Sets on this host what needs full privileges (--init-only does only this). Nothing so far."""
+    log.info("host settings applied")
+
+
 class Daemon:
     """All parts of one proxyd, built and joined; nothing runs before ``start``."""
 
     def __init__(self, config: Config) -> None:
-        policy = policy_of(config)
-        self._config = config
-        self._lock = lock_namespace()
-        self._nft = LibNftables()
         self._families = host.supported_families()
+        check_host(config, self._families)
+        self._policy = policy = policy_of(config)
+        self._config = config
         self._store = store = Store()
         self._sources, self._watches = sources(config, store, policy.node_name)
+        self._config_watch: ConfigWatch | None = None
+        self._lock = lock_namespace()
+        self._nft = LibNftables()
         self._ended = threading.Event()
         # Set when every family has had its first pass, and at the end: what can wait begins then.
         self._settled = threading.Event()
@@ -149,13 +161,23 @@ class Daemon:
             self._metrics,
             Timing(config.min_sync_period, config.sync_period),
             config.mode,
-            lambda: node_findings(store, expected),
+            lambda: self._findings(expected),
         )
         self._notifications = Notifications(lambda: self._nft.port, self._loop.drifted)
         self._server = http.Server()
         self._syncing = threading.Thread(target=self._loop.run, name="sync")
         self._identity = identity(config, policy, self._nft.version, self._families)
         announce(self._identity, config)
+
+    def follow(self, file: str, read_again: Callable[[], Config]) -> None:
+        """Has the configuration file followed, from ``start`` on."""
+
+        def check(new: Config) -> None:
+            check_host(new, self._families)
+            sources(new, Store(), self._policy.node_name)
+
+        end = functools.partial(self.end, START_AGAIN)
+        self._config_watch = ConfigWatch(file, self._config, read_again, check, end, self._store.note)
 
     def start(self) -> None:
         """Starts everything. Raises ``UserError`` where a source cannot be read at all."""
@@ -166,6 +188,8 @@ class Daemon:
             source.start()
         self._syncing.start()
         self._flows.start()
+        if self._config_watch:
+            self._config_watch.start()
 
     def end(self, status: int) -> None:
         """Asks for the end; the highest status asked for becomes the exit status. For signal handlers and any thread."""
@@ -180,6 +204,8 @@ class Daemon:
             self._look_around()
         self._ended.wait()
         log.info("stopping; all rules stay")
+        if self._config_watch:
+            self._config_watch.stop()
         self._loop.stop()
         self._syncing.join(STOP_WITHIN)
         for source in self._sources:
@@ -188,6 +214,14 @@ class Daemon:
         self._flows.stop()
         self._server.stop()
         return self._exit_status
+
+    def _findings(self, expected: str) -> Iterator[Finding]:
+        """What there is to say beside objects; called on the sync thread."""
+        node = self._store.node()
+        yield from node_findings(self._store, expected)
+        for each in mismatches(self._config, self._policy, self._families, node):
+            yield Finding("Node", self._policy.node_name, Reason.FAMILY_MISMATCH, each.message)
+        yield from self._config_watch.findings if self._config_watch else ()
 
     def _status(self) -> Status:
         return self._loop.status
@@ -206,7 +240,7 @@ class Daemon:
         config = self._config
         give_up = self._cannot_listen if config.bind_address_hard_fail else None
         if config.metrics_address is not None:
-            routes = app.metrics_routes(self._metrics, config.mode, {"mode": config.mode})
+            routes = app.metrics_routes(self._metrics, config.mode, as_mapping(config.document))
             self._server.add_listener(*config.metrics_address, routes, give_up)
         if config.healthz_address is not None:
             routes = app.health_routes(
@@ -216,45 +250,3 @@ class Daemon:
         self._server.add_local_listener(SOCKET, app.local_routes(self._report))
         self._loop.subscribe(ServiceHealth(self._server, self._is_ready).update)
         self._loop.subscribe(self._passed)
-
-    def _report(self, now: Moment) -> Report:
-        watches, waiting = self._watch_states(), self._waiting_since()
-        return build_report(
-            self._identity, self._status(), watches, read_surroundings(), now, self._config.sync_period, waiting
-        )
-
-    def _passed(self, status: Status) -> None:
-        if all(each.last_pass for each in status.families):
-            self._settled.set()
-
-    def _look_around(self) -> None:
-        """Says what may interfere with Service traffic on this node, once the rules are there: it may take a while."""
-        for line in advise(read_surroundings(), self._families):
-            log.warning("found on this node", what=line)
-
-    def _cannot_listen(self, problem: str) -> None:
-        log.error("cannot listen, and bindAddressHardFail is set", problem=problem)
-        self.end(1)
-
-
-def node_findings(store: Store, expected: str) -> Iterable[Finding]:
-    """Says so where there is no Node of our name: then nothing counts as local, which nobody would notice otherwise."""
-    if expected and store.nodes.synced and store.node() is None:
-        message = "no Node has this name: no endpoint counts as local, no zone is known (see --hostname-override)"
-        yield Finding("Node", expected, Reason.NODE_NOT_FOUND, message)
-
-
-class Progress:
-    """Tells how far a long write has come, about every two seconds."""
-
-    def __init__(self) -> None:
-        self._told = 0.0
-
-    def note(self, family: Family, done: int, of: int) -> None:
-        """Takes the progress of one family; ``done`` is 0 at the beginning."""
-        now = time.monotonic()
-        if not done:
-            self._told = now
-        elif now - self._told >= 2 and done < of:
-            self._told = now
-            log.info("writing rules", ip_family=family, services=done, of=of)

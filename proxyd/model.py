@@ -48,6 +48,8 @@ class Reason(StrEnum):
     KERNEL_REFUSED = "kernel-refused"
     INTERNAL_ERROR = "internal-error"
     NODE_NOT_FOUND = "node-not-found"
+    FAMILY_MISMATCH = "family-mismatch"
+    CONFIGURATION_REFUSED = "configuration-refused"
 
 
 class Finding(msgspec.Struct, frozen=True, gc=False):
