@@ -64,7 +64,7 @@ def _split(argument: str, letters: Mapping[str, str]) -> tuple[str, str | None]:
         return name.replace("_", "-"), text if equals else None
     if letter := letters.get(argument[1]):
         return letter, argument[2:].removeprefix("=") if len(argument) > 2 else None
-    return "-" + name.replace("_", "-"), text if equals else None
+    return name, text if equals else None
 
 
 def _shown(name: str) -> str:

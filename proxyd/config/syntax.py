@@ -6,6 +6,7 @@ allowed. Source: sigs.k8s.io/yaml, which reads the first document and forgets th
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -36,9 +37,12 @@ def read_yaml(text: str) -> Plain:
     """Reads the first document of a text. Raises ValueError, on one line and with the place where there is one."""
     if len(text) > LONGEST:
         raise ValueError(f"is too long: {len(text)} characters, of at most {LONGEST}")
+    text = text.removeprefix("\ufeff")
     try:
-        return _first_document(_Loader(text.removeprefix("\ufeff")))
+        return _first_document(_Loader(text))
     except yaml.YAMLError as error:
+        if (plain := _as_json(text)) is not None:
+            return plain
         raise ValueError(_one_line(error)) from error
     except RecursionError:
         raise ValueError("YAML: nested too deeply") from None
@@ -65,10 +69,27 @@ class _Loader(_Base):
             raise yaml.constructor.ConstructorError(None, None, f"not a valid {tag}", node.start_mark) from error
 
 
+class _Dumper(yaml.SafeDumper):
+    """SafeDumper that quotes what _Loader would take for a number."""
+
+
 # YAML 1.1 as PyYAML has it wants a dot and a sign; Go and JSON do not.
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float", re.compile(r"[-+]?[0-9]+[eE][-+]?[0-9]+"), list("-+0123456789")
-)
+_EXPONENT = re.compile(r"[-+]?[0-9]+[eE][-+]?[0-9]+$")
+for _each in (_Loader, _Dumper):
+    _each.add_implicit_resolver("tag:yaml.org,2002:float", _EXPONENT, list("-+0123456789"))
+
+
+def write_yaml(value: Any) -> str:
+    """Gives the text of plain values, from which ``read_yaml`` reads the same."""
+    return yaml.dump(value, Dumper=_Dumper, sort_keys=True, width=10_000)
+
+
+def _as_json(text: str) -> Plain | None:
+    """Reads what is JSON and, by a hair, not YAML (escapes such as ``\\/`` and surrogate pairs); None for anything else."""
+    try:
+        return Plain(json.loads(text)) if text.lstrip().startswith("{") else None
+    except (ValueError, RecursionError):
+        return None
 
 
 def _first_document(loader: _Loader) -> Plain:

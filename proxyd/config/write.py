@@ -8,6 +8,7 @@ from typing import Annotated, Any, get_args, get_origin
 import msgspec
 
 from proxyd.config.schema import API_VERSION, KIND, Document, Seconds, SecondsOrNanoseconds, leaves
+from proxyd.config.syntax import write_yaml
 from proxyd.config.validate import (
     DEFAULT_LOCAL_MODE,
     HEALTHZ_PORT,
@@ -40,9 +41,7 @@ def as_mapping(document: Document) -> dict[str, Any]:
 
 def as_yaml(document: Document) -> str:
     """Gives the text of a configuration file that says what a document says."""
-    import yaml  # noqa: PLC0415 - not needed by a running proxyd
-
-    return yaml.safe_dump(as_mapping(document), sort_keys=True, allow_unicode=False, width=10_000)
+    return write_yaml(as_mapping(document))
 
 
 def unsayable(document: Document, read_back: Document) -> Iterator[str]:

@@ -231,7 +231,7 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
 
 
 def test_a_path_that_cannot_be_shown_is_quoted() -> None:
-    with pytest.raises(ConfigError, match=r'--config: cannot read "a\\\\u0000b": embedded null byte'):
+    with pytest.raises(ConfigError, match=r'--config: cannot read "a\\u0000b": embedded null byte'):
         load(flags("--config=a\0b"))
 
 

@@ -1,7 +1,7 @@
 """The configuration file: what is read, what is refused and where, and what is only warned about."""
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from proxyd.config import Document, Parsed, parse_file
@@ -275,6 +275,13 @@ def test_json_is_yaml() -> None:
     assert parse_file(text) == Parsed(Document(mode="nftables"))
 
 
+def test_json_that_is_no_yaml_is_read_too() -> None:
+    head = '{"apiVersion": "kubeproxy.config.k8s.io\\/v1alpha1", "kind": "KubeProxyConfiguration"'
+    assert parse_file(head + ', "hostnameOverride": "\\ud83d\\ude00"}').document.hostname_override == "\U0001f600"
+    (problem,) = parse_file(head + ', "mode": "a').problems
+    assert problem.message.startswith("YAML: line 1")
+
+
 def test_unknown_fields_are_warnings_and_the_rest_counts() -> None:
     parsed = parse("mode: nftables\nmod: x\nudpIdleTimeout: 250ms\niptables: {masqueradeall: true}\n7: x\n")
     assert parsed.problems == ()
@@ -364,6 +371,7 @@ def test_values_are_shown_on_one_line() -> None:
     assert show('a\n"b') == '"a\\n\\"b"'
 
 
+@settings(deadline=None)
 @given(st.text(st.characters(codec="utf-8")))
 def test_no_text_raises(text: str) -> None:
     parse_file(text)
@@ -391,6 +399,7 @@ _VALUES = st.sampled_from(
 )
 
 
+@settings(deadline=None)
 @given(st.dictionaries(st.sampled_from([*_FIELDS, "apiVersion", "kind", "<<", "?", "&x y"]), _VALUES))
 def test_no_value_raises(fields: dict[str, str]) -> None:
     for problem in parse_file("\n".join(f"{name}: {value}" for name, value in fields.items())).problems:
