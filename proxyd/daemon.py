@@ -8,7 +8,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Protocol
 
 import structlog
@@ -22,12 +22,14 @@ from proxyd.kernel.conntrack import Conntrack
 from proxyd.kernel.libnftables import LibNftables
 from proxyd.kernel.lock import lock_namespace
 from proxyd.kernel.notifications import Notifications
+from proxyd.kernel.surroundings import read_surroundings
 from proxyd.kube.store import Store
 from proxyd.model import Family, Finding, Node, NodeSettings, Reason
 from proxyd.serve import app, http
-from proxyd.serve.health import is_ready
+from proxyd.serve.advice import advise
+from proxyd.serve.health import Moment, is_ready
 from proxyd.serve.metrics import Metrics, WatchState
-from proxyd.serve.report import SOCKET
+from proxyd.serve.report import SOCKET, Report, build_report
 from proxyd.serve.service_health import ServiceHealth
 from proxyd.startup import announce, check_host, identity, mismatches, policy_of
 from proxyd.sync.cleaner import FlowCleaner
@@ -250,3 +252,45 @@ class Daemon:
         self._server.add_local_listener(SOCKET, app.local_routes(self._report))
         self._loop.subscribe(ServiceHealth(self._server, self._is_ready).update)
         self._loop.subscribe(self._passed)
+
+    def _report(self, now: Moment) -> Report:
+        watches, waiting = self._watch_states(), self._waiting_since()
+        return build_report(
+            self._identity, self._status(), watches, read_surroundings(), now, self._config.sync_period, waiting
+        )
+
+    def _passed(self, status: Status) -> None:
+        if all(each.last_pass for each in status.families):
+            self._settled.set()
+
+    def _look_around(self) -> None:
+        """Says what may interfere with Service traffic on this node, once the rules are there: it may take a while."""
+        for line in advise(read_surroundings(), self._families):
+            log.warning("found on this node", what=line)
+
+    def _cannot_listen(self, problem: str) -> None:
+        log.error("cannot listen, and bindAddressHardFail is set", problem=problem)
+        self.end(1)
+
+
+def node_findings(store: Store, expected: str) -> Iterable[Finding]:
+    """Says so where there is no Node of our name: then nothing counts as local, which nobody would notice otherwise."""
+    if expected and store.nodes.synced and store.node() is None:
+        message = "no Node has this name: no endpoint counts as local, no zone is known (see --hostname-override)"
+        yield Finding("Node", expected, Reason.NODE_NOT_FOUND, message)
+
+
+class Progress:
+    """Tells how far a long write has come, about every two seconds."""
+
+    def __init__(self) -> None:
+        self._told = 0.0
+
+    def note(self, family: Family, done: int, of: int) -> None:
+        """Takes the progress of one family; ``done`` is 0 at the beginning."""
+        now = time.monotonic()
+        if not done:
+            self._told = now
+        elif now - self._told >= 2 and done < of:
+            self._told = now
+            log.info("writing rules", ip_family=family, services=done, of=of)

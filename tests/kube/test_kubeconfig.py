@@ -81,7 +81,7 @@ BROKEN: dict[str, tuple[Callable[[Kubeconfig], object], str]] = {
     "a cluster without a server": (lambda c: cluster(c).pop("server"), "server"),
     "an empty server": (lambda c: cluster(c).update(server=""), "server"),
     "a server that is a number": (lambda c: cluster(c).update(server=6443), "server"),
-    "a server that is no URL": (lambda c: cluster(c).update(server="https://[::1"), "address"),
+    "a server that is no URL": (lambda c: cluster(c).update(server="https://[::1"), "URL"),
     "a server with a port that is none": (lambda c: cluster(c).update(server="https://192.0.2.1:http"), "address"),
     "a server of another kind": (lambda c: cluster(c).update(server="ftp://192.0.2.1"), "address"),
     "a user that is not there": (lambda c: c["contexts"][0]["context"].update(user="other"), "other"),
