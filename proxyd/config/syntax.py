@@ -50,14 +50,24 @@ def read_yaml(text: str) -> Plain:
         raise ValueError("YAML: unacceptable character: half of a surrogate pair") from None
 
 
-class _Loader(_Base):
-    """SafeLoader that keeps dates as text, knows 1e3 as a number, and fails in one way only: by a YAMLError."""
+# What plain text is, as goyaml has it (resolve.go). PyYAML's own rules differ: 1:30 is a number, 1e3 and 0o17 are none,
+# y is text, 2024-01-01 is a date.
+_PLAIN = {
+    "bool": r"y|Y|yes|Yes|YES|true|True|TRUE|on|On|ON|n|N|no|No|NO|false|False|FALSE|off|Off|OFF",
+    "float": r"[-+]?([0-9][0-9_]*\.[0-9_]*([eE][-+]?[0-9]+)?|\.[0-9][0-9_]*([eE][-+]?[0-9]+)?|[0-9]+[eE][-+]?[0-9]+"
+    r"|\.(inf|Inf|INF))|\.(nan|NaN|NAN)",
+    "int": r"[-+]?(0b[01_]+|0o?[0-7_]+|0|[1-9][0-9_]*|0x[0-9a-fA-F_]+)",
+    "merge": r"<<",
+    "null": r"~|null|Null|NULL|",
+}
+_RESOLVERS = [(f"tag:yaml.org,2002:{tag}", re.compile(f"(?:{pattern})$")) for tag, pattern in _PLAIN.items()]
 
-    # A copy without timestamps: Kubernetes has none in YAML, and an invalid one (2024-13-45) would not be a YAMLError.
-    yaml_implicit_resolvers = {  # noqa: RUF012 - PyYAML's own attribute
-        first: [(tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:timestamp"]
-        for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
-    }
+
+class _Loader(_Base):
+    """SafeLoader with the rules above, which fails in one way only: by a YAMLError."""
+
+    yaml_implicit_resolvers = {None: _RESOLVERS}  # noqa: RUF012 - PyYAML's own attribute; None: whatever it begins with
+    bool_values = {**yaml.SafeLoader.bool_values, "y": True, "n": False}  # noqa: RUF012 - the same
 
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
         """Builds the value of a node."""
@@ -70,13 +80,9 @@ class _Loader(_Base):
 
 
 class _Dumper(yaml.SafeDumper):
-    """SafeDumper that quotes what _Loader would take for a number."""
+    """SafeDumper that quotes what _Loader would not take for text."""
 
-
-# YAML 1.1 as PyYAML has it wants a dot and a sign; Go and JSON do not.
-_EXPONENT = re.compile(r"[-+]?[0-9]+[eE][-+]?[0-9]+$")
-for _each in (_Loader, _Dumper):
-    _each.add_implicit_resolver("tag:yaml.org,2002:float", _EXPONENT, list("-+0123456789"))
+    yaml_implicit_resolvers = {None: _RESOLVERS}  # noqa: RUF012
 
 
 def write_yaml(value: Any) -> str:

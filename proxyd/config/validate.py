@@ -205,7 +205,7 @@ def _interface(path: str, name: str, mode: str) -> Iterator[Problem]:
 
 
 def _unknown_gates(document: Document) -> Iterator[str]:
-    for gate in document.feature_gates:
+    for gate in sorted(document.feature_gates):
         if gate not in FEATURE_GATES:
             yield f"featureGates.{gate}: unknown to proxyd, ignored"
 

@@ -44,7 +44,7 @@ def show(value: object) -> str:
 
 def show_name(name: object) -> str:
     """Gives a map key as part of a field path: as it is where it is an ordinary name, else quoted."""
-    text = str(name) if not isinstance(name, int) or abs(name) < 2**64 else show(name)
+    text = str(name) if isinstance(name, str | float) else show(name)
     return text if _PLAIN_NAME.fullmatch(text) else show(text)
 
 
@@ -72,7 +72,7 @@ def show_duration(seconds: float) -> str:
     Source: Go's time.Duration.String.
     """
     total = round(Fraction(seconds) * 10**9)
-    sign, rest = ("-" if total < 0 else ""), abs(total)
+    sign, rest = ("-" if total < 0 else ""), min(abs(total), 2**63 - 1)  # a float rounds the longest one up
     if 0 < rest < 10**9:
         unit = next(unit for unit in ("ms", "µs", "ns") if rest >= _NANOSECONDS[unit])
         return f"{sign}{_decimal(rest, _NANOSECONDS[unit])}{unit}"

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import time
+from typing import Any
 
 import pytest
 
 from proxyd.config import parse_file
-from proxyd.config.syntax import LONGEST, read_yaml
+from proxyd.config.syntax import LONGEST, read_yaml, write_yaml
 from tests.config.support import HEAD, parse
 
 MODE = "mode: nftables\n"
@@ -55,9 +56,23 @@ def test_an_empty_file(text: str) -> None:
     assert str(problem) == "must be a map, a KubeProxyConfiguration; found nothing"
 
 
-@pytest.mark.parametrize(("text", "value"), [("1e3", 1000.0), ("-1E-1", -0.1), ("1.5e+2", 150.0), ("1e3x", "1e3x")])
-def test_numbers_with_an_exponent(text: str, value: object) -> None:
-    assert read_yaml(f"a: {text}").value == {"a": value}
+# As kube-proxy 1.37 reads them, through JSON.
+PLAIN_TEXT: list[tuple[str, Any]] = [
+    *[(text, 1000) for text in ("1000", "1_000", "+1000", "0x3e8", "0o1750", "01750", "0b1111101000")],
+    *[(text, 1000.0) for text in ("1e3", "1E3", "1000.0", "1000.", "1.0e+3", "1_000.0")],
+    *[(text, True) for text in ("true", "True", "yes", "on", "y", "Y")],
+    *[(text, False) for text in ("false", "FALSE", "no", "off", "n", "N")],
+    *[(text, None) for text in ("null", "~", "")],
+    *[(text, text) for text in ("1:30", "2024-01-01", "1e3x", "=", "0x", "1.2.3", "tRue", "10.0.0.0/8", "::1", "-")],
+]
+
+
+@pytest.mark.parametrize(("text", "value"), PLAIN_TEXT)
+def test_plain_text_is_what_kube_proxy_takes_it_for(text: str, value: object) -> None:
+    if text != "-":  # begins a list
+        found = read_yaml(f"a: {text}").value["a"]
+        assert (type(found), found) == (type(value), value)
+    assert read_yaml(write_yaml({"a": text})).value == {"a": text}, "text is quoted where it must be"
 
 
 @pytest.mark.parametrize(

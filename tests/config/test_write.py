@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 import yaml
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from proxyd.config import Document, Parsed, as_file, as_mapping, differences, parse_file, resolve
@@ -16,7 +16,7 @@ from proxyd.config.values import parse_duration, show_duration
 from tests.config.support import by_flags, flags, parse, plain
 
 durations = st.integers(0, 2**63 - 1) | st.integers(0, 10**12)
-seconds = st.integers(1, 10**14).map(lambda n: n / 1000)
+seconds = st.integers(1000, 10**11).map(lambda n: n / 1000)
 texts = st.text(st.characters(codec="utf-8"), max_size=20)
 names = st.from_regex(r"[A-Za-z][A-Za-z0-9]{0,20}", fullmatch=True)
 
@@ -35,10 +35,10 @@ VALID: dict[str, st.SearchStrategy[Any]] = {
     "mode": st.sampled_from(["", "nftables", "iptables"]),
     "nftables.masqueradeBit": st.integers(0, 31),
     "nftables.masqueradeAll": st.booleans(),
-    "nftables.syncPeriod": seconds.map(lambda n: n + 1),
+    "nftables.syncPeriod": seconds,
     "iptables.masqueradeBit": st.integers(0, 31),
     "iptables.localhostNodePorts": st.booleans(),
-    "iptables.syncPeriod": seconds.map(lambda n: n + 1),
+    "iptables.syncPeriod": seconds,
     "detectLocalMode": st.sampled_from(["", "ClusterCIDR", "NodeCIDR"]),
     "detectLocal.bridgeInterface": names,
     "clusterCIDR": st.sampled_from(["", "10.0.0.0/8", "10.1.2.3/8, fd00::/48"]),
@@ -65,7 +65,7 @@ def document_of(values: dict[str, Any]) -> Document:
     return document
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=50)
 @given(documents)
 def test_what_is_written_reads_back_as_the_same(values: dict[str, Any]) -> None:
     config = resolve(Parsed(document_of(values)), flags("--config=x"))
@@ -144,11 +144,12 @@ def test_durations_are_written_as_go_does(number: float, text: str) -> None:
     assert show_duration(number) == text
 
 
+@settings(deadline=None)
+@example(2**63 - 1, False)
 @given(durations, st.booleans())
 def test_durations_read_back_exactly(nanoseconds: int, negative: bool) -> None:
     value = (-nanoseconds if negative else nanoseconds) / 10**9
-    if abs(value) < 2**63 / 10**9:
-        assert parse_duration(show_duration(value)) == value
+    assert parse_duration(show_duration(value)) == value
 
 
 def test_an_empty_list_of_node_ports_in_iptables_mode_stays_one() -> None:
