@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import signal
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Protocol
 
 import structlog
 
 from proxyd import __version__
-from proxyd.config import Config
+from proxyd.config import Config, as_mapping
+from proxyd.config.watch import ConfigWatch
 from proxyd.kernel import host
 from proxyd.kernel.addresses import KernelHost
 from proxyd.kernel.conntrack import Conntrack
@@ -25,7 +27,7 @@ from proxyd.kernel.notifications import Notifications
 from proxyd.kernel.predecessor import predecessors
 from proxyd.kernel.surroundings import read_surroundings
 from proxyd.kube.store import Store
-from proxyd.model import Family
+from proxyd.model import Family, Finding, Reason
 from proxyd.serve import app, http
 from proxyd.serve.advice import advise
 from proxyd.serve.health import Moment, is_ready
@@ -34,7 +36,7 @@ from proxyd.serve.metrics import Metrics, WatchState
 from proxyd.serve.report import SOCKET, Report, build_report
 from proxyd.serve.service_health import ServiceHealth
 from proxyd.serve.traffic import TrafficCollector
-from proxyd.startup import announce, identity, policy_of
+from proxyd.startup import announce, check_host, identity, mismatches, policy_of
 from proxyd.sync.cleaner import FlowCleaner
 from proxyd.sync.facts import NodeFacts, node_findings
 from proxyd.sync.loop import SyncLoop, Timing
@@ -52,6 +54,8 @@ SWITCH_INTERVAL = 0.001
 STOP_WITHIN = 4.0
 # Seconds for which connections to node ports on localhost may go on after SIGTERM.
 DRAIN = 3.0
+# Exit status that asks for a start with the configuration as it is now; not 0, after which some supervisors do not start.
+START_AGAIN = 3
 
 
 class Source(Protocol):
@@ -90,14 +94,17 @@ class Watched(Protocol):
         """How the watch is right now."""
 
 
-def run(config: Config) -> int:
-    """Runs the daemon until SIGTERM or SIGINT; gives the exit status.
+def run(config: Config, file: str, read_again: Callable[[], Config]) -> int:
+    """Runs the daemon until SIGTERM or SIGINT, or until it should be started anew; gives the exit status.
 
-    Raises the user errors of its parts before anything is written (see ``cli.main`` for what each becomes).
+    ``file`` is that of --config ("" for none) and ``read_again`` gives what it and the flags say by then. Raises the
+    user errors of its parts before anything is written (see ``cli.main`` for what each becomes).
     """
     sys.setswitchinterval(SWITCH_INTERVAL)
     host.raise_file_limit()
     daemon = Daemon(config)
+    if file:
+        daemon.follow(file, read_again)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: daemon.end(0))
     daemon.start()
@@ -110,15 +117,17 @@ class Daemon:
     """All parts of one proxyd, built and joined; nothing runs before ``start``."""
 
     def __init__(self, config: Config) -> None:
-        policy = policy_of(config)
+        self._families = host.supported_families()
+        check_host(config, self._families)
         self._config = config
+        self._store = store = Store()
+        self._sources, self._watches = sources(config, store, policy_of(config).node_name)
+        self._config_watch: ConfigWatch | None = None
         self._lock = lock_namespace()
         self._nft = LibNftables()
-        # Before the rules: the tracker has its limits when the first flows come.
+        # Before the rules: the tracker has its limits when the first flows come, and how it is set decides about rules.
         settings = apply_settings(config)
-        self._families = host.supported_families()
-        self._store = store = Store()
-        self._sources, self._watches = sources(config, store, policy.node_name)
+        self._policy = policy = policy_of(config)
         self._ended = threading.Event()
         # Set when every family has had its first pass, and at the end: what can wait begins then.
         self._settled = threading.Event()
@@ -140,7 +149,7 @@ class Daemon:
             self._metrics,
             Timing(config.min_sync_period, config.sync_period),
             config.mode,
-            lambda: node_findings(store, policy, expected),
+            lambda: self._findings(expected),
         )
         self._notifications = Notifications(lambda: self._nft.port, self._loop.drifted)
         self._takeover = Takeover(predecessors(self._families))
@@ -151,6 +160,16 @@ class Daemon:
         self._syncing = threading.Thread(target=self._loop.run, name="sync")
         self._identity = identity(config, policy, self._nft.version, self._families, settings)
         announce(self._identity, config, settings)
+
+    def follow(self, file: str, read_again: Callable[[], Config]) -> None:
+        """Has the configuration file followed, from ``start`` on."""
+
+        def check(new: Config) -> None:
+            check_host(new, self._families)
+            sources(new, Store(), self._policy.node_name)
+
+        end = functools.partial(self.end, START_AGAIN)
+        self._config_watch = ConfigWatch(file, self._config, read_again, check, end, self._store.note)
 
     def start(self) -> None:
         """Starts everything. Raises ``UserError`` where a source cannot be read at all."""
@@ -164,6 +183,8 @@ class Daemon:
         self._syncing.start()
         self._flows.start()
         self._takeover.start()
+        if self._config_watch:
+            self._config_watch.start()
 
     def end(self, status: int) -> None:
         """Asks for the end; the highest status asked for becomes the exit status. For signal handlers and any thread."""
@@ -180,6 +201,8 @@ class Daemon:
         log.info("stopping; all rules stay")
         drained_at = time.monotonic() + DRAIN
         self._localhost.close()
+        if self._config_watch:
+            self._config_watch.stop()
         self._loop.stop()
         self._syncing.join(STOP_WITHIN)
         for source in self._sources:
@@ -192,6 +215,14 @@ class Daemon:
         self._takeover.stop()
         self._server.stop()
         return self._exit_status
+
+    def _findings(self, expected: str) -> Iterator[Finding]:
+        """What there is to say beside objects; called on the sync thread."""
+        node = self._store.node()
+        yield from node_findings(self._store, self._policy, expected)
+        for each in mismatches(self._config, self._policy, self._families, node):
+            yield Finding("Node", self._policy.node_name, Reason.FAMILY_MISMATCH, each.message)
+        yield from self._config_watch.findings if self._config_watch else ()
 
     def _status(self) -> Status:
         return self._loop.status
@@ -210,7 +241,7 @@ class Daemon:
         config = self._config
         give_up = self._cannot_listen if config.bind_address_hard_fail else None
         if config.metrics_address is not None:
-            routes = app.metrics_routes(self._metrics, config.mode, {"mode": config.mode})
+            routes = app.metrics_routes(self._metrics, config.mode, as_mapping(config.document))
             self._server.add_listener(*config.metrics_address, routes, give_up)
         if config.healthz_address is not None:
             routes = app.health_routes(

@@ -51,6 +51,8 @@ class Reason(StrEnum):
     INTERNAL_ERROR = "internal-error"
     NODE_NOT_FOUND = "node-not-found"
     POD_RANGE_UNKNOWN = "pod-range-unknown"
+    FAMILY_MISMATCH = "family-mismatch"
+    CONFIGURATION_REFUSED = "configuration-refused"
 
 
 class Finding(msgspec.Struct, frozen=True, gc=False):

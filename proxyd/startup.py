@@ -8,10 +8,12 @@ import structlog
 
 from proxyd import __version__
 from proxyd.config import Config
+from proxyd.desired.checks import Mismatch, check_families
 from proxyd.desired.settings import NodePolicy
+from proxyd.errors import UserError
 from proxyd.kernel import host
 from proxyd.kernel.host_settings import Outcome
-from proxyd.model import Family
+from proxyd.model import Family, Node
 from proxyd.serve.health import Moment, timestamp
 from proxyd.serve.report import Detected, Identity
 
@@ -33,8 +35,26 @@ def policy_of(config: Config) -> NodePolicy:
         reset_gone_tcp=config.reset_gone_tcp,
         # Where conntrack is liberal, no segment is invalid for its place in the window.
         drop_invalid=not host.tcp_be_liberal(),
-        localhost_node_ports=config.localhost_node_ports and config.mode == "nftables",
+        localhost_node_ports=config.localhost_node_ports,
     )
+
+
+def check_host(config: Config, families: Sequence[Family]) -> None:
+    """Raises ``UserError`` where a configuration is valid, and still nothing can come of it on this host."""
+    if config.mode == "iptables":
+        raise UserError("mode iptables is not there yet: use --proxy-mode nftables (or mode: nftables)")
+    hopeless = [each.message for each in mismatches(config, policy_of(config), families, None) if each.hopeless]
+    if hopeless:
+        raise UserError("\n".join(hopeless))
+
+
+def mismatches(
+    config: Config, policy: NodePolicy, families: Sequence[Family], node: Node | None
+) -> tuple[Mismatch, ...]:
+    """What of the configuration does not fit the families of the host and of the Node."""
+    servers = {"healthzBindAddress": config.healthz_address, "metricsBindAddress": config.metrics_address}
+    hosts = {field: address[0] for field, address in servers.items() if address}
+    return check_families(policy, hosts, families, node)
 
 
 def identity(
@@ -73,7 +93,7 @@ def announce(me: Identity, config: Config, settings: Outcome) -> None:
     for warning in config.warnings:
         log.warning(warning)
     if config.unused:
-        log.warning("configuration fields that are not acted on yet", fields=", ".join(config.unused))
+        log.warning("settings without effect", names=", ".join(config.unused))
 
 
 def _detected(config: Config, policy: NodePolicy, families: Sequence[Family]) -> Iterator[Detected]:

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Mapping
 from email.utils import parsedate_to_datetime
 from typing import Any, NamedTuple
-from urllib.parse import urlencode
+from urllib.parse import urlencode, urlsplit
 
 import msgspec
 import structlog
@@ -213,13 +213,16 @@ def _settings(kubeconfig: str, master: str, service_account: str) -> _Settings:
         files = _load_kubeconfig(configuration, kubeconfig)
     elif not master:
         files = _load_in_cluster(configuration, service_account)
-    host = (master or configuration.host or "").rstrip("/")
+    host = master or configuration.host or ""
     if not host:
         raise ClientError(f"kubeconfig {kubeconfig}: the current context's cluster has no server")
     if "://" not in host:
         host = f"https://{host}" if configuration.ssl_ca_cert or configuration.cert_file else f"http://{host}"
+    origin = "--master" if master else f"kubeconfig {kubeconfig}" if kubeconfig else "service account"
+    _check_url(host, origin)
+    host = host.rstrip("/")
     certificates = (configuration.ssl_ca_cert, configuration.cert_file, configuration.key_file)
-    _check_certificates(*certificates)
+    _check_certificates(*certificates, origin=f"kubeconfig {kubeconfig}" if kubeconfig else origin)
     # Assigned last: the choice of a proxy from the environment depends on it.
     configuration.host = host
     return _Settings(configuration, host, (*files, *(name for name in certificates if name)))
@@ -233,7 +236,9 @@ def _load_kubeconfig(configuration: Any, path: str) -> tuple[str, ...]:
     path = os.path.expanduser(path)
     try:
         with open(path, encoding="utf-8") as file:
-            users = (yaml.safe_load(file) or {}).get("users") or ()
+            content = yaml.safe_load(file) or {}
+        users = content.get("users") or ()
+        _check_user(content)
         load_kube_config(config_file=path, client_configuration=configuration, persist_config=False)
         folder = os.path.dirname(os.path.abspath(path))
         tokens = (user["user"]["tokenFile"] for user in users if "tokenFile" in (user.get("user") or {}))
@@ -259,7 +264,26 @@ def _load_in_cluster(configuration: Any, folder: str) -> tuple[str, ...]:
     return (token,)
 
 
-def _check_certificates(ca: str | None, cert: str | None, key: str | None) -> None:
+def _check_user(content: Any) -> None:
+    """Finds a user that is not there, whom the package takes for nobody. Raises ValueError."""
+    current = next((each for each in content.get("contexts") or () if each["name"] == content["current-context"]), None)
+    name = (current["context"] or {}).get("user") if current else None
+    if name and name not in [user["name"] for user in content.get("users") or ()]:
+        raise ValueError(f"the current context's user {name!r} is not there")
+
+
+def _check_url(host: str, origin: str) -> None:
+    """Finds an address that no connection can be made to. Raises ClientError."""
+    try:
+        parts = urlsplit(host)
+        usable = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # a port that is none, or half a bracket
+        usable = False
+    if not usable:
+        raise ClientError(f"{origin}: the API server's address {host!r} is not a URL such as https://192.0.2.1:6443")
+
+
+def _check_certificates(ca: str | None, cert: str | None, key: str | None, *, origin: str) -> None:
     """Finds what TLS would refuse only later, at each connection."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     name = ca
@@ -270,7 +294,7 @@ def _check_certificates(ca: str | None, cert: str | None, key: str | None) -> No
             name = cert
             context.load_cert_chain(cert, key)
     except OSError as error:
-        raise ClientError(f"certificate {name}: {_one_line(error)}") from error
+        raise ClientError(f"{origin}: certificate {name}: {_one_line(error)}") from error
 
 
 def _stamps(files: tuple[str, ...]) -> tuple[object, ...]:

@@ -164,6 +164,11 @@ class Store:
             self._since = self._now()
         self.lock.notify_all()
 
+    def note(self) -> None:
+        """As ``attention``, for callers without the lock."""
+        with self.lock:
+            self.attention()
+
     def listed(self, intake: Intake[Any]) -> None:
         """Takes note that a kind has been listed completely; the caller holds the lock."""
         was_complete, intake.synced = self.complete, True

@@ -17,7 +17,7 @@ from proxyd.config.host_settings import (
     node_settings,
     process_settings,
 )
-from tests.unit.test_config import flags
+from tests.config.support import flags
 
 NETFILTER = "proc/sys/net/netfilter/nf_conntrack_"
 OFF = {"tcp_established_timeout": 0.0, "tcp_close_wait_timeout": 0.0}
