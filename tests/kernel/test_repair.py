@@ -67,7 +67,8 @@ class Node:
         self.reconciler.cleanup()
 
     def sync(self) -> None:
-        self.reconciler.sync(self.store.take().services, self.store.keys, build.settings(self.family))
+        with_localhost = build.settings(self.family, localhost_node_ports=True)
+        self.reconciler.sync(self.store.take().services, self.store.keys, with_localhost)
 
     def table(self) -> Table:
         return self.others.table(self.family)
