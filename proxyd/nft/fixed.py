@@ -8,6 +8,7 @@ from proxyd.nft.layout import (
     INVALID_DROPPED,
     LOCALHOST_REFUSE,
     LOCALHOST_REFUSED,
+    LOCALHOST_REJECTED,
     NODE_PORT_KEY,
     TRANSLATED,
     TRANSLATED_SECONDS,
@@ -115,7 +116,7 @@ def generation_chains(layout: Layout, settings: NodeSettings) -> tuple[Chain, ..
                 *_localhost_check(layout, settings),
             ),
         ),
-        Chain(name(LOCALHOST_REFUSE), ((Reject(),),)),
+        Chain(name(LOCALHOST_REFUSE), _refuse_and_count()),
         Chain(name("cluster-ips-check"), ((in_cluster_ips, Goto(name("reject"))),)),
         *(invalid_segments(layout) if settings.drop_invalid else ()),
         Chain(
@@ -188,6 +189,11 @@ def _localhost_check(layout: Layout, settings: NodeSettings) -> tuple[Rule, ...]
         return ()
     loopback = Match(Field.DADDR, _LOOPBACK[settings.family])
     return ((loopback, VerdictMap(NODE_PORT_KEY, layout.name(LOCALHOST_REFUSED))),)
+
+
+def _refuse_and_count() -> tuple[Rule, ...]:
+    """One rule for each protocol, since each has a counter of its own."""
+    return tuple((Match(Field.L4PROTO, each), Count(counter), Reject()) for each, counter in LOCALHOST_REJECTED.items())
 
 
 def node_port_elements(layout: Layout, settings: NodeSettings) -> tuple[Element, ...]:
