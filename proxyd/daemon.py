@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterable, Mapping
-from typing import Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import structlog
 
@@ -21,12 +21,14 @@ from proxyd.kernel.libnftables import LibNftables
 from proxyd.kernel.lock import lock_namespace
 from proxyd.kernel.notifications import Notifications
 from proxyd.kernel.surroundings import read_surroundings
+from proxyd.kube import events
 from proxyd.kube.store import Store
-from proxyd.model import Family, Finding, Node, NodeSettings, Reason
+from proxyd.model import Family, Finding, Node, NodeSettings, Reason, ServiceKey
 from proxyd.serve import app, http
 from proxyd.serve.advice import advise
+from proxyd.serve.collectors import WatchState
 from proxyd.serve.health import Moment, is_ready
-from proxyd.serve.metrics import Metrics, WatchState
+from proxyd.serve.metrics import Metrics
 from proxyd.serve.report import SOCKET, Report, build_report
 from proxyd.serve.service_health import ServiceHealth
 from proxyd.startup import announce, identity, policy_of
@@ -34,6 +36,9 @@ from proxyd.sync.cleaner import FlowCleaner
 from proxyd.sync.loop import SyncLoop, Timing
 from proxyd.sync.reconcile import Reconciler
 from proxyd.sync.status import Status
+
+if TYPE_CHECKING:
+    from proxyd.kube.recorder import Recorder
 
 log = structlog.get_logger("proxyd")
 
@@ -75,22 +80,32 @@ class NodeFacts:
         return node_settings(family, self._policy, node, self._addresses)
 
 
-def sources(config: Config, store: Store, node_name: str) -> tuple[list[Source], Mapping[str, Watched]]:
-    """What fills the store, and which of it are watches. Raises the errors of kube.client and kube.manifests."""
+class Cluster(NamedTuple):
+    """What fills the store, which of it are watches, and who writes Events (None where there is no API server)."""
+
+    sources: list[Source]
+    watches: Mapping[str, Watched]
+    recorder: Recorder | None
+
+
+def cluster(config: Config, store: Store, node_name: str, metrics: Metrics) -> Cluster:
+    """All that talks to an API server, or reads manifests. Raises the errors of kube.client and kube.manifests."""
     if config.manifests is not None:
         from proxyd.kube.manifests import ManifestSource  # noqa: PLC0415  (needs watchfiles, the API source does not)
 
-        return [ManifestSource(config.manifests, store, node_name)], {}
+        return Cluster([ManifestSource(config.manifests, store, node_name)], {}, None)
     # The kubernetes package costs more memory than all objects; manifests do without.
     from proxyd.kube.client import connect  # noqa: PLC0415
+    from proxyd.kube.recorder import Recorder, uids  # noqa: PLC0415
     from proxyd.kube.reflector import Reflector  # noqa: PLC0415
     from proxyd.kube.resources import ENDPOINT_SLICES, SERVICES, own_node  # noqa: PLC0415
 
-    client = connect(config.kubeconfig, config.master)
+    client = connect(config.kubeconfig, config.master, observer=metrics.api)
     nodes = Reflector(client, own_node(node_name), store.nodes)
     services = Reflector(client, SERVICES, store.services)
     slices = Reflector(client, ENDPOINT_SLICES, store.slices)
-    return [nodes, services, slices], {"nodes": nodes, "services": services, "endpointslices": slices}
+    watches: dict[str, Watched] = {"nodes": nodes, "services": services, "endpointslices": slices}
+    return Cluster([nodes, services, slices], watches, Recorder(client, node_name, uids(store), metrics.api))
 
 
 class Watched(Protocol):
@@ -127,26 +142,29 @@ class Daemon:
         self._nft = LibNftables()
         self._families = host.supported_families()
         self._store = store = Store()
-        self._sources, self._watches = sources(config, store, policy.node_name)
         self._ended = threading.Event()
         # Set when every family has had its first pass, and at the end: what can wait begins then.
         self._settled = threading.Event()
         self._exit_status = 0
         self._loop: SyncLoop
-        self._metrics = Metrics(self._families, __version__, self._status, store, self._watch_states)
+        self._metrics = metrics = Metrics(
+            self._families, __version__, self._status, store, self._watch_states, self._owed_frontends
+        )
+        self._node_name = policy.node_name
+        self._sources, self._watches, self._recorder = cluster(config, store, policy.node_name, metrics)
         facts = NodeFacts(policy)
         if config.manifests is not None:
             # There may be no Node to say them; the first pass, which everything waits for, should not have to look.
             facts.read()
         progress = Progress()
         expected = policy.node_name if config.manifests is None else ""
-        self._flows = flows = FlowCleaner(Conntrack(), self._metrics)
+        self._flows = flows = FlowCleaner(Conntrack(), metrics.flows)
         stopping = self._ended.is_set
         self._loop = SyncLoop(
             store,
             [Reconciler(f, self._nft, store.service, stopping, progress.note, flows.give) for f in self._families],
             facts.settings,
-            self._metrics,
+            metrics.sync,
             Timing(config.min_sync_period, config.sync_period),
             config.mode,
             lambda: node_findings(store, expected),
@@ -160,6 +178,14 @@ class Daemon:
     def start(self) -> None:
         """Starts everything. Raises ``UserError`` where a source cannot be read at all."""
         self._server.start()
+        if (recorder := self._recorder) is not None:
+            self._loop.subscribe(lambda status: recorder.found(status.findings))
+            recorder.start()
+        self._say(
+            events.starting(
+                self._node_name, f"proxyd {__version__} starts in {self._config.mode} mode", str(time.time())
+            )
+        )
         self._listen()
         self._notifications.start()
         for source in self._sources:
@@ -186,14 +212,23 @@ class Daemon:
             source.stop()
         self._notifications.stop()
         self._flows.stop()
+        if self._recorder is not None:
+            self._recorder.stop()
         self._server.stop()
         return self._exit_status
+
+    def _say(self, notice: events.Notice) -> None:
+        if self._recorder is not None:
+            self._recorder.say(notice)
 
     def _status(self) -> Status:
         return self._loop.status
 
     def _watch_states(self) -> dict[str, WatchState]:
         return {name: each.state for name, each in self._watches.items()}
+
+    def _owed_frontends(self) -> dict[Family, int]:
+        return self._flows.owed()
 
     def _waiting_since(self) -> float | None:
         """Since when a change that could be written has waited for the sync thread (monotonic seconds)."""
@@ -207,15 +242,24 @@ class Daemon:
         give_up = self._cannot_listen if config.bind_address_hard_fail else None
         if config.metrics_address is not None:
             routes = app.metrics_routes(self._metrics, config.mode, {"mode": config.mode})
-            self._server.add_listener(*config.metrics_address, routes, give_up)
+            self._server.add_listener(*config.metrics_address, routes, give_up, self._no_metrics_address)
         if config.healthz_address is not None:
             routes = app.health_routes(
                 self._metrics, self._status, self._waiting_since, config.sync_period, self._watch_states
             )
-            self._server.add_listener(*config.healthz_address, routes, give_up)
+            self._server.add_listener(*config.healthz_address, routes, give_up, self._no_health_address)
         self._server.add_local_listener(SOCKET, app.local_routes(self._report))
-        self._loop.subscribe(ServiceHealth(self._server, self._is_ready).update)
+        self._loop.subscribe(ServiceHealth(self._server, self._is_ready, self._no_health_check_port).update)
         self._loop.subscribe(self._passed)
+
+    def _no_metrics_address(self, problem: str) -> None:
+        self._say(events.metrics_address_taken(self._node_name, problem))
+
+    def _no_health_address(self, problem: str) -> None:
+        self._say(events.health_address_taken(self._node_name, problem))
+
+    def _no_health_check_port(self, service: ServiceKey, problem: str) -> None:
+        self._say(events.health_check_port_taken(service, self._node_name, problem))
 
     def _report(self, now: Moment) -> Report:
         watches, waiting = self._watch_states(), self._waiting_since()

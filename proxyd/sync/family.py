@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterable
 import structlog
 
 from proxyd.kernel.ruleset import KernelRefusedError
-from proxyd.model import Family, Node, NodeSettings, ServiceKey
+from proxyd.kube.store import TIMES_KEPT, Received
+from proxyd.model import Cause, Family, Node, NodeSettings, ServiceKey
 from proxyd.sync.reconcile import Reconciler, StoppedError
 from proxyd.sync.status import FamilyStatus, Observer, PassResult
 
@@ -41,6 +42,7 @@ class FamilySync:
         self._failure_time: float | None = None
         self._dirty: set[ServiceKey] = set()
         self._triggers: list[float] = []
+        self._received: list[Received] = []
         self._since: float | None = None
         self._retry_quarantined_at: float | None = None
         self._cleanup_owed_since: float | None = None
@@ -48,6 +50,7 @@ class FamilySync:
         self._repair_delay = 0.0
         self._drifted_at: float | None = None
         self._drifts = 0
+        self._drifting_since: float | None = None
 
     @property
     def due_at(self) -> float | None:
@@ -61,9 +64,13 @@ class FamilySync:
         since = self._cleanup_owed_since
         return since is not None and not self.cleanup_failed and time.monotonic() - since >= self._sync_period
 
-    def drifted(self, what: str) -> None:
-        """Takes notice of a foreign change to our table: everything is written anew, though not without end."""
+    def drifted(self, what: str, at: float) -> None:
+        """Takes notice of a foreign change to our table, seen at that time (monotonic seconds).
+
+        Everything is written anew, though not without end.
+        """
         now = time.monotonic()
+        self._drifting_since = at if self._drifting_since is None else self._drifting_since
         calm = self._drifted_at is None or now - self._drifted_at > CALM
         self._drifted_at = now
         self._drifts += 1
@@ -78,11 +85,15 @@ class FamilySync:
             in_seconds=self._repair_delay,
         )
 
-    def owe(self, services: Iterable[ServiceKey], triggers: Iterable[float], since: float) -> None:
+    def owe(
+        self, services: Iterable[ServiceKey], since: float, triggers: Iterable[float], received: Iterable[Received] = ()
+    ) -> None:
         """Takes changes that the kernel does not have yet; ``since`` is the monotonic time of the oldest."""
         self._dirty.update(services)
-        self._triggers.extend(triggers)
         self._since = since if self._since is None else self._since
+        # Bounded: a family that fails owes them until it succeeds.
+        self._triggers = [*self._triggers, *triggers][:TIMES_KEPT]
+        self._received = [*self._received, *received][:TIMES_KEPT]
 
     def sync(self, all_keys: Callable[[], list[ServiceKey]], node: Node | None) -> None:
         """One pass over everything owed, unless it is too early after a failure. Raises ``StoppedError`` at shutdown."""
@@ -108,10 +119,11 @@ class FamilySync:
             log.exception("a pass failed", ip_family=reconciler.family)
             reconciler.forget()
             error = f"internal error: {unforeseen!r}"
+        ended = time.monotonic()
         result = PassResult(
             family=reconciler.family,
             full=full or bool(reconciler.refusals),
-            seconds=time.monotonic() - started,
+            seconds=ended - started,
             services=len(dirty),
             operations=reconciler.operations,
             error=error,
@@ -121,6 +133,7 @@ class FamilySync:
             self._failed(result)
         else:
             self._succeeded(result)
+            self._tell_latencies(ended)
         self._observer.pass_done(result)
 
     def cleanup(self) -> None:
@@ -147,22 +160,28 @@ class FamilySync:
         self.status = self._status(self.status.last_success, self.status.last_success_time, result)
         log.error("rules not written", ip_family=self.status.family, error=result.error, retry_in_seconds=self._delay)
 
-    def _succeeded(self, result: PassResult) -> None:
-        now = time.time()
+    def _tell_latencies(self, written_at: float) -> None:
+        """Tells how long changes took that are in the kernel since ``written_at`` (monotonic seconds)."""
+        now, family = time.time(), self.reconciler.family
         for trigger in self._triggers:
-            self._observer.programmed(self.reconciler.family, max(0.0, now - trigger))
-        self._triggers.clear()
+            self._observer.programmed(family, max(0.0, now - trigger))
+        for cause, at in self._received:
+            self._observer.written(family, cause, max(0.0, written_at - at))
+        self._triggers, self._received = [], []
+        if self._drifts and self._repair_at is None and self._drifting_since is not None:
+            self._observer.repaired(family, self._drifts)
+            self._observer.written(family, Cause.DRIFT, max(0.0, written_at - self._drifting_since))
+            self._drifts, self._drifting_since = 0, None
+
+    def _succeeded(self, result: PassResult) -> None:
         if not self.reconciler.quarantined:
             self._retry_quarantined_at = None
         elif self._retry_quarantined_at is None:
             self._retry_quarantined_at = time.monotonic() + self._sync_period
         if self._cleanup_owed_since is None and self.reconciler.cleanup_owed:
             self._cleanup_owed_since = time.monotonic()
-        if self._drifts and self._repair_at is None:
-            self._observer.repaired(self.reconciler.family, self._drifts)
-            self._drifts = 0
         self._since, self.retry_at, self._delay = None, None, 0.0
-        before, self.status = self.status, self._status(time.monotonic(), now, result)
+        before, self.status = self.status, self._status(time.monotonic(), time.time(), result)
         if before.last_error or before.last_success is None or self.reconciler.refusals:
             log.info(
                 "rules written",

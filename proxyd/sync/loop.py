@@ -55,7 +55,7 @@ class SyncLoop:
         self._stop = threading.Event()
         self._known_findings: frozenset[Finding] = frozenset()
         self._started_at = time.time()
-        self._drifts: list[Drift] = []
+        self._drifts: list[tuple[Drift, float]] = []
 
     def subscribe(self, told: Callable[[Status], None]) -> None:
         """Has ``told`` called with each new status, on the sync thread, from the first pass on."""
@@ -78,10 +78,10 @@ class SyncLoop:
 
     def _wait_and_work(self) -> None:
         changed = self._store.wait(self._patience())
-        for family, what in self._take_drifts():
+        for (family, what), at in self._take_drifts():
             for each in self._families:
                 if each.reconciler.family is family:
-                    each.drifted(what)
+                    each.drifted(what, at)
         if changed:
             self._observer.queued()
         if changed or self._due_in() == 0:
@@ -102,10 +102,10 @@ class SyncLoop:
     def drifted(self, drift: Drift) -> None:
         """Takes a foreign change to our tables; may be called from any thread."""
         with self._store.lock:
-            self._drifts.append(drift)
+            self._drifts.append((drift, time.monotonic()))
         self._store.wake()
 
-    def _take_drifts(self) -> list[Drift]:
+    def _take_drifts(self) -> list[tuple[Drift, float]]:
         with self._store.lock:
             taken, self._drifts = self._drifts, []
         return taken
@@ -127,9 +127,10 @@ class SyncLoop:
         started = time.monotonic()
         node = self._store.node()
         for each in self._families:
-            triggers = changes.triggers.get(each.reconciler.family, ())
+            family = each.reconciler.family
+            triggers = (t for t in changes.triggers.get(family, ()) if t >= self._started_at)
             since = changes.since if changes.since is not None else started
-            each.owe(changes.services, (t for t in triggers if t >= self._started_at), since)
+            each.owe(changes.services, since, triggers, changes.received.get(family, ()))
             each.sync(self._store.keys, node)
             self._publish(node)
         spent = time.monotonic() - started
