@@ -110,13 +110,17 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class TestWhatIsWritten:
-    def test_findings_that_are_new_and_no_others(self, setting: Setting) -> None:
-        setting.recorder.found([finding(1)])
-        setting.recorder.found([finding(1), finding(2)])
-        setting.recorder.found([finding(2)])
+    def test_findings_that_are_new_and_no_others(self, api: ApiServer) -> None:
+        setting = Setting(api)
+        for standing in ([1], [1, 2], [1, 2], [2]):
+            setting.recorder.found([finding(number) for number in standing])
+        setting.started()
         setting.outcomes.until(created=2)
         assert setting.written() == ["port 1", "port 2"]
-        assert setting.counts() == [1, 1]
+        setting.recorder.found([finding(1), finding(2)])
+        setting.outcomes.until(counted=1)
+        setting.recorder.stop()
+        assert setting.counts() == [2, 1], "the first came up twice, the second is still standing"
 
     def test_what_comes_back_is_counted_in_the_same_event(self, setting: Setting) -> None:
         for times in range(1, 4):
