@@ -11,7 +11,7 @@ from tests.cluster_api.steps import Offers
 from tests.controlplane import objects
 from tests.controlplane.api import Api, path_of
 from tests.controlplane.exposition import Shape, shapes, value
-from tests.controlplane.outpost import METRICS_PORT, Outpost
+from tests.controlplane.outpost import METRICS_PORT, PATIENCE, Outpost
 from tests.controlplane.peer import Peer, peer
 from tests.controlplane.plane import Plane
 from tests.program import until
@@ -79,7 +79,7 @@ def stir(api: Api, offer: Offers, other: Peer) -> None:
     """Has kube-proxy do everything that makes a metric appear."""
 
     def counted(name: str, least: float = 1) -> None:
-        until(lambda: value(scrape(other), f"kubeproxy_{name}") >= least, f"{name} of kube-proxy")
+        until(lambda: value(scrape(other), f"kubeproxy_{name}") >= least, f"{name} of kube-proxy", PATIENCE)
 
     counted("sync_full_proxy_rules_duration_seconds_count", 2)
     other.get("/livez", 10256)
