@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import functools
 import gc
+import queue
 import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
-from typing import Protocol
+from collections.abc import Callable, Iterator
 
 import structlog
 
 from proxyd import __version__
+from proxyd.cluster import cluster
 from proxyd.config import Config, as_mapping
 from proxyd.config.watch import ConfigWatch
 from proxyd.kernel import host
@@ -26,13 +27,15 @@ from proxyd.kernel.lock import lock_namespace
 from proxyd.kernel.notifications import Notifications
 from proxyd.kernel.predecessor import predecessors
 from proxyd.kernel.surroundings import read_surroundings
+from proxyd.kube import events
 from proxyd.kube.store import Store
-from proxyd.model import Family, Finding, Reason
+from proxyd.model import Family, Finding, Reason, ServiceKey
 from proxyd.serve import app, http
 from proxyd.serve.advice import advise
+from proxyd.serve.collectors import WatchState
 from proxyd.serve.health import Moment, is_ready
 from proxyd.serve.localhost import MAX_CONNECTIONS, LocalhostRelay
-from proxyd.serve.metrics import Metrics, WatchState
+from proxyd.serve.metrics import Metrics
 from proxyd.serve.report import SOCKET, Report, build_report
 from proxyd.serve.service_health import ServiceHealth
 from proxyd.serve.traffic import TrafficCollector
@@ -56,42 +59,6 @@ STOP_WITHIN = 4.0
 DRAIN = 3.0
 # Exit status that asks for a start with the configuration as it is now; not 0, after which some supervisors do not start.
 START_AGAIN = 3
-
-
-class Source(Protocol):
-    """What fills the store: reflectors of an API server, or a folder of manifests."""
-
-    def start(self) -> None:
-        """Begins to fill the store, in threads of its own."""
-
-    def stop(self) -> object:
-        """Ends, promptly."""
-
-
-def sources(config: Config, store: Store, node_name: str) -> tuple[list[Source], Mapping[str, Watched]]:
-    """What fills the store, and which of it are watches. Raises the errors of kube.client and kube.manifests."""
-    if config.manifests is not None:
-        from proxyd.kube.manifests import ManifestSource  # noqa: PLC0415  (needs watchfiles, the API source does not)
-
-        return [ManifestSource(config.manifests, store, node_name)], {}
-    # The kubernetes package costs more memory than all objects; manifests do without.
-    from proxyd.kube.client import connect  # noqa: PLC0415
-    from proxyd.kube.reflector import Reflector  # noqa: PLC0415
-    from proxyd.kube.resources import ENDPOINT_SLICES, SERVICES, own_node  # noqa: PLC0415
-
-    client = connect(config.kubeconfig, config.master)
-    nodes = Reflector(client, own_node(node_name), store.nodes)
-    services = Reflector(client, SERVICES, store.services)
-    slices = Reflector(client, ENDPOINT_SLICES, store.slices)
-    return [nodes, services, slices], {"nodes": nodes, "services": services, "endpointslices": slices}
-
-
-class Watched(Protocol):
-    """Something with a watch that metrics tell about."""
-
-    @property
-    def state(self) -> WatchState:
-        """How the watch is right now."""
 
 
 def run(config: Config, file: str, read_again: Callable[[], Config]) -> int:
@@ -121,32 +88,38 @@ class Daemon:
         check_host(config, self._families)
         self._config = config
         self._store = store = Store()
-        self._sources, self._watches = sources(config, store, policy_of(config).node_name)
+        self._metrics = metrics = Metrics(
+            self._families, __version__, self._status, store, self._watch_states, self._owed_frontends
+        )
+        self._node_name = policy_of(config).node_name
+        self._sources, self._watches, self._recorder = cluster(config, store, self._node_name, metrics)
         self._config_watch: ConfigWatch | None = None
         self._lock = lock_namespace()
         self._nft = LibNftables()
         # Before the rules: the tracker has its limits when the first flows come, and how it is set decides about rules.
         settings = apply_settings(config)
         self._policy = policy = policy_of(config)
-        self._ended = threading.Event()
-        # Set when every family has had its first pass, and at the end: what can wait begins then.
-        self._settled = threading.Event()
+        # Signal handlers put here too, which may interrupt anything: no other queue, event or lock can take that.
+        self._news: queue.SimpleQueue[None] = queue.SimpleQueue()
+        self._ended = False
+        self._settled = False
         self._exit_status = 0
         self._loop: SyncLoop
-        self._metrics = Metrics(self._families, __version__, self._status, store, self._watch_states)
         self._host = KernelHost()
         self._facts = facts = NodeFacts(policy, self._host.read(), store.host_changed)
         progress = Progress()
-        expected = policy.node_name if config.manifests is None else ""
-        self._flows = flows = FlowCleaner(Conntrack(), self._metrics)
+        expected = self._node_name if config.manifests is None else ""
+        self._flows = flows = FlowCleaner(Conntrack(), metrics.flows)
         self._meter = Meter(NetlinkCounters(), self._families, ALL if config.all_service_metrics else TOP)
-        self._metrics.add(TrafficCollector(lambda: self._meter.traffic))
-        stopping = self._ended.is_set
+        metrics.add(TrafficCollector(lambda: self._meter.traffic))
         self._loop = SyncLoop(
             store,
-            [Reconciler(f, self._nft, store.service, stopping, progress.note, flows.give) for f in self._families],
+            [
+                Reconciler(f, self._nft, store.service, self._is_ended, progress.note, flows.give)
+                for f in self._families
+            ],
             facts.settings,
-            self._metrics,
+            metrics.sync,
             Timing(config.min_sync_period, config.sync_period),
             config.mode,
             lambda: self._findings(expected),
@@ -166,7 +139,7 @@ class Daemon:
 
         def check(new: Config) -> None:
             check_host(new, self._families)
-            sources(new, Store(), self._policy.node_name)
+            cluster(new, Store(), self._node_name, self._metrics)
 
         end = functools.partial(self.end, START_AGAIN)
         self._config_watch = ConfigWatch(file, self._config, read_again, check, end, self._store.note)
@@ -174,6 +147,11 @@ class Daemon:
     def start(self) -> None:
         """Starts everything. Raises ``UserError`` where a source cannot be read at all."""
         self._server.start()
+        if (recorder := self._recorder) is not None:
+            self._loop.subscribe(lambda status: recorder.found(status.findings))
+            recorder.start()
+        text = f"proxyd {__version__} starts in {self._config.mode} mode"
+        self._say(events.starting(self._node_name, text, str(time.time())))
         self._listen()
         self._notifications.start()
         self._meter.start()
@@ -189,15 +167,16 @@ class Daemon:
     def end(self, status: int) -> None:
         """Asks for the end; the highest status asked for becomes the exit status. For signal handlers and any thread."""
         self._exit_status = max(self._exit_status, status)
-        self._ended.set()
-        self._settled.set()
+        self._ended = True
+        self._news.put(None)
 
     def wait(self) -> int:
         """Waits until the end is asked for, ends everything and gives the exit status. All rules stay."""
-        self._settled.wait()
-        if not self._ended.is_set():
+        self._news.get()
+        if not self._ended:
             self._look_around()
-        self._ended.wait()
+        while not self._ended:
+            self._news.get()
         log.info("stopping; all rules stay")
         drained_at = time.monotonic() + DRAIN
         self._localhost.close()
@@ -213,6 +192,8 @@ class Daemon:
         self._meter.stop()
         self._localhost.drain(max(0.0, drained_at - time.monotonic()))
         self._takeover.stop()
+        if self._recorder is not None:
+            self._recorder.stop()
         self._server.stop()
         return self._exit_status
 
@@ -221,14 +202,21 @@ class Daemon:
         node = self._store.node()
         yield from node_findings(self._store, self._policy, expected)
         for each in mismatches(self._config, self._policy, self._families, node):
-            yield Finding("Node", self._policy.node_name, Reason.FAMILY_MISMATCH, each.message)
+            yield Finding("Node", self._node_name, Reason.FAMILY_MISMATCH, each.message)
         yield from self._config_watch.findings if self._config_watch else ()
+
+    def _say(self, notice: events.Notice) -> None:
+        if self._recorder is not None:
+            self._recorder.say(notice)
 
     def _status(self) -> Status:
         return self._loop.status
 
     def _watch_states(self) -> dict[str, WatchState]:
         return {name: each.state for name, each in self._watches.items()}
+
+    def _owed_frontends(self) -> dict[Family, int]:
+        return self._flows.owed()
 
     def _waiting_since(self) -> float | None:
         """Since when a change that could be written has waited for the sync thread (monotonic seconds)."""
@@ -242,16 +230,25 @@ class Daemon:
         give_up = self._cannot_listen if config.bind_address_hard_fail else None
         if config.metrics_address is not None:
             routes = app.metrics_routes(self._metrics, config.mode, as_mapping(config.document))
-            self._server.add_listener(*config.metrics_address, routes, give_up)
+            self._server.add_listener(*config.metrics_address, routes, give_up, self._no_metrics_address)
         if config.healthz_address is not None:
             routes = app.health_routes(
                 self._metrics, self._status, self._waiting_since, config.sync_period, self._watch_states
             )
-            self._server.add_listener(*config.healthz_address, routes, give_up)
+            self._server.add_listener(*config.healthz_address, routes, give_up, self._no_health_address)
         self._server.add_local_listener(SOCKET, app.local_routes(self._report))
         self._loop.subscribe(self._localhost.update)
-        self._loop.subscribe(ServiceHealth(self._server, self._is_ready).update)
+        self._loop.subscribe(ServiceHealth(self._server, self._is_ready, self._no_health_check_port).update)
         self._loop.subscribe(self._passed)
+
+    def _no_metrics_address(self, problem: str) -> None:
+        self._say(events.metrics_address_taken(self._node_name, problem))
+
+    def _no_health_address(self, problem: str) -> None:
+        self._say(events.health_address_taken(self._node_name, problem))
+
+    def _no_health_check_port(self, service: ServiceKey, problem: str) -> None:
+        self._say(events.health_check_port_taken(service, self._node_name, problem))
 
     def _report(self, now: Moment) -> Report:
         watches, waiting = self._watch_states(), self._waiting_since()
@@ -259,9 +256,14 @@ class Daemon:
             self._identity, self._status(), watches, read_surroundings(), now, self._config.sync_period, waiting
         )
 
+    def _is_ended(self) -> bool:
+        return self._ended
+
     def _passed(self, status: Status) -> None:
-        if all(each.last_pass for each in status.families):
-            self._settled.set()
+        """When every family has had its first pass, what can wait begins."""
+        if not self._settled and all(each.last_pass for each in status.families):
+            self._settled = True
+            self._news.put(None)
 
     def _look_around(self) -> None:
         """Says what may interfere with Service traffic on this node, once the rules are there: it may take a while."""

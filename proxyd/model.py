@@ -55,6 +55,15 @@ class Reason(StrEnum):
     CONFIGURATION_REFUSED = "configuration-refused"
 
 
+class Cause(StrEnum):
+    """What makes rules change: a closed list, used as a metric label."""
+
+    SERVICE = "service"
+    ENDPOINTS = "endpoints"
+    NODE = "node"
+    DRIFT = "drift"
+
+
 class Finding(msgspec.Struct, frozen=True, gc=False):
     """Something a user should know about one object: returned as data, read by log, metrics, Events and explain."""
 
@@ -113,6 +122,7 @@ class Service(msgspec.Struct, frozen=True, gc=False):
     """What proxyd keeps of a Service: its addresses as the API spelled them; admission canonicalises and judges them.
 
     ``created`` is the creationTimestamp as the API wrote it (RFC 3339, sorts as text; "" where there is none).
+    ``uid`` is what Events refer to.
     ``affinity_seconds`` is 0 without ClientIP affinity. ``ingress_ips`` leaves out ipMode Proxy and host names.
     """
 
@@ -127,6 +137,7 @@ class Service(msgspec.Struct, frozen=True, gc=False):
     external_local: bool = False
     health_check_node_port: int = 0
     created: str = ""
+    uid: str = ""
 
 
 # Set by the cluster autoscaler on a node that is about to go.

@@ -61,7 +61,8 @@ class SyncLoop:
         self._stop = threading.Event()
         self._known_findings: frozenset[Finding] = frozenset()
         self._started_at = time.time()
-        self._drifts: dict[Family, Drift] = {}
+        # Each with when it began (monotonic seconds).
+        self._drifts: dict[Family, tuple[Drift, float]] = {}
 
     def subscribe(self, told: Callable[[Status], None]) -> None:
         """Has ``told`` called with each new status, on the sync thread, from the first pass on."""
@@ -87,7 +88,7 @@ class SyncLoop:
         drifts = self._take_drifts()
         for each in self._families:
             if each.reconciler.family in drifts:
-                each.drifted(drifts[each.reconciler.family])
+                each.drifted(*drifts[each.reconciler.family])
         if changed:
             self._observer.queued()
         if changed or self._due_in() == 0:
@@ -132,11 +133,11 @@ class SyncLoop:
     def drifted(self, drift: Drift) -> None:
         """Takes a foreign change to our tables; may be called from any thread."""
         with self._store.lock:
-            known = self._drifts.get(drift.family)
-            self._drifts[drift.family] = drift if known is None else known.then(drift)
+            known, since = self._drifts.get(drift.family, (None, time.monotonic()))
+            self._drifts[drift.family] = (drift if known is None else known.then(drift), since)
         self._store.wake()
 
-    def _take_drifts(self) -> dict[Family, Drift]:
+    def _take_drifts(self) -> dict[Family, tuple[Drift, float]]:
         with self._store.lock:
             taken, self._drifts = self._drifts, {}
         return taken
@@ -158,9 +159,10 @@ class SyncLoop:
         started = time.monotonic()
         node = self._store.node()
         for each in self._families:
-            triggers = changes.triggers.get(each.reconciler.family, ())
+            family = each.reconciler.family
+            triggers = (t for t in changes.triggers.get(family, ()) if t >= self._started_at)
             since = changes.since if changes.since is not None else started
-            each.owe(changes.services, (t for t in triggers if t >= self._started_at), since)
+            each.owe(changes.services, since, triggers, changes.received.get(family, ()))
             each.sync(self._store.keys, node)
             self._publish(node)
         spent = time.monotonic() - started

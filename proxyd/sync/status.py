@@ -8,7 +8,7 @@ import msgspec
 
 from proxyd.desired.forwarding import HealthCheck
 from proxyd.desired.localhost import LocalhostPort
-from proxyd.model import Family, Finding, Node, NodeSettings
+from proxyd.model import Cause, Family, Finding, Node, NodeSettings
 
 # How foreign changes were undone.
 Repair = Literal["mended", "rewritten"]
@@ -81,6 +81,9 @@ class Observer(Protocol):
 
     def programmed(self, family: Family, seconds: float) -> None:
         """An endpoint change reached the kernel ``seconds`` after it began (its trigger time)."""
+
+    def written(self, family: Family, cause: Cause, seconds: float) -> None:
+        """A change reached the kernel ``seconds`` after it was received."""
 
     def cleanup_failed(self, family: Family) -> None:
         """Objects that are no longer used could not be deleted; it will be tried again."""

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from proxyd.kube.decode import Decoded
-from proxyd.kube.store import Store
-from proxyd.model import FAMILIES, Family, Finding, Node, NodeSettings, Reason, Service
+from proxyd.kube.store import TIMES_KEPT, Store
+from proxyd.model import FAMILIES, Cause, Family, Finding, Node, NodeSettings, Reason, Service
 from proxyd.nft.drift import Drift
 from proxyd.nft.objects import Element, Transaction
 from proxyd.sync import family as family_module
@@ -39,6 +39,7 @@ class Recorder:
         self.asked = 0
         self.passes: list[PassResult] = []
         self.latencies: list[tuple[Family, float]] = []
+        self.written_after: list[tuple[Family, Cause, float]] = []
         self.cleanups_failed: list[Family] = []
         self.findings: list[Finding] = []
         self.repairs: list[tuple[Family, str, int]] = []
@@ -53,6 +54,9 @@ class Recorder:
 
     def programmed(self, family: Family, seconds: float) -> None:
         self._note(self.latencies, (family, seconds))
+
+    def written(self, family: Family, cause: Cause, seconds: float) -> None:
+        self._note(self.written_after, (family, cause, seconds))
 
     def cleanup_failed(self, family: Family) -> None:
         self._note(self.cleanups_failed, family)
@@ -257,6 +261,45 @@ def test_trigger_times_from_before_the_start_are_not_reported() -> None:
     assert daemon.observer.latencies == []
 
 
+def test_how_long_a_change_took_is_told_once_by_cause_and_for_the_families_that_it_concerns() -> None:
+    with running(WEB, *SLICES) as daemon:
+        daemon.until(lambda: len(daemon.observer.passes) == 2)
+        assert daemon.observer.written_after == []
+        before = time.monotonic()
+        daemon.put(build.endpoint_slice("web", "10.244.1.3"))
+        daemon.until(lambda: len(daemon.observer.passes) == 4)
+        daemon.put(build.service("two", cluster_ips=("2001:db8:96::2",)))
+        daemon.until(lambda: len(daemon.observer.passes) == 6)
+        daemon.put(build.node(zone="zb"))
+        daemon.until(lambda: len(daemon.observer.passes) == 8)
+        taken = time.monotonic() - before
+    told = daemon.observer.written_after
+    expected = [(V4, Cause.ENDPOINTS), (V6, Cause.SERVICE), (V4, Cause.NODE), (V6, Cause.NODE)]
+    assert [(family, cause) for family, cause, _ in told] == expected
+    assert all(0 < seconds <= taken for _, _, seconds in told)
+
+
+def test_a_change_that_fails_at_first_has_taken_until_it_succeeded() -> None:
+    with running(WEB, *SLICES) as daemon:
+        daemon.until(lambda: len(daemon.observer.passes) == 2)
+        daemon.ruleset.refuse_family(V4)
+        for number in range(2 * TIMES_KEPT):
+            daemon.put(build.endpoint_slice("web", f"10.244.{number // 250}.{number % 250 + 1}"))
+        daemon.until(lambda: bool(daemon.status().last_error))
+        failed_at = time.monotonic()
+        daemon.put(build.endpoint_slice("web", "10.244.1.3"))
+        daemon.until(lambda: sum(bool(each.error) for each in daemon.observer.passes) >= 5)
+        assert daemon.observer.written_after == []
+        failing = time.monotonic() - failed_at
+        daemon.ruleset.recover()
+        daemon.until(lambda: daemon.status().last_error == "")
+        daemon.until(lambda: bool(daemon.observer.written_after))
+    told = daemon.observer.written_after
+    assert {(family, cause) for family, cause, _ in told} == {(V4, Cause.ENDPOINTS)}
+    assert 0 < len(told) <= TIMES_KEPT
+    assert max(seconds for _, _, seconds in told) >= failing
+
+
 # Failures
 
 
@@ -400,6 +443,7 @@ def test_a_table_that_somebody_deleted_comes_back_although_nothing_changes() -> 
         daemon.until(lambda: daemon.serves(*SERVED))
         daemon.until(lambda: bool(daemon.observer.repairs))
     assert daemon.observer.repairs == [(V4, "rewritten", 1)]
+    assert [(family, cause) for family, cause, _ in daemon.observer.written_after] == [(V4, Cause.DRIFT)]
     assert [each.family for each in daemon.observer.passes if each.full] == [V4, V6, V4]
 
 
