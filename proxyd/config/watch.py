@@ -52,7 +52,7 @@ class ConfigWatch:
         self._attention = attention
         self._seen: _Stamp = None
         # Nothing yet: what came between the first reading and the first look is noticed too.
-        self._judged: _Stamp = (0,)
+        self._weighed: _Stamp = (0,)
         self._problems: tuple[str, ...] = ()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="config", daemon=True)
@@ -80,10 +80,10 @@ class ConfigWatch:
         """
         stamp = _stamp(self._path)
         settled, self._seen = stamp == self._seen, stamp
-        if not settled or stamp == self._judged:
+        if not settled or stamp == self._weighed:
             return False
-        self._judged = stamp
-        problems, changes = self._judge()
+        self._weighed = stamp
+        problems, changes = self._weigh()
         if problems != self._problems:
             self._tell(problems)
         if changes:
@@ -93,7 +93,7 @@ class ConfigWatch:
             )
         return bool(changes)
 
-    def _judge(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    def _weigh(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """Gives what is wrong with the file, and if nothing is, which fields mean something else now."""
         try:
             new = self._read_again()

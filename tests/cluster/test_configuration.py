@@ -88,6 +88,19 @@ def test_a_configuration_that_could_not_be_started_with_is_not_used_either(
         assert answers(node) == {"pod1", "pod3"}
 
 
+def test_a_configuration_of_another_family_than_the_nodes_is_told_and_serves(
+    node: Topology, folder: Path, log: Path, config: Path
+) -> None:
+    of_node = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "node1"}}
+    addresses = {"addresses": [{"type": "InternalIP", "address": "192.0.2.11"}]}
+    write(folder, "node.yaml", yaml.safe_dump({**of_node, "status": addresses}))
+    config.write_text(f"{HEAD}clusterCIDR: fd00:10:244::/48\n")
+    with Proxyd(node, folder, log, flags=flags(config)) as proxyd:
+        finding = proxyd.wait_event("finding", reason="family-mismatch", object="node1")
+        assert finding["detail"].startswith("clusterCIDR: only IPv6, while this node's first address is IPv4")
+        assert answers(node) == {"pod1", "pod3"}
+
+
 # -- what is told of it ------------------------------------------------------------------------------------------------
 
 

@@ -99,8 +99,8 @@ def test_a_command_line_that_has_seen_many_releases() -> None:
             "--proxy-port-range",
         ),
         warnings=(
-            "featureGates.SupportIPVSProxyMode: unknown to proxyd, ignored",
             "featureGates.EndpointSlice: unknown to proxyd, ignored",
+            "featureGates.SupportIPVSProxyMode: unknown to proxyd, ignored",
         ),
     )
 

@@ -178,7 +178,7 @@ def test_a_fault_of_our_own_ends_nothing(running: Running, monkeypatch: pytest.M
     assert running.problems() == ["not used, the old one stays in force: internal error: KeyError('a fault')"]
 
 
-def test_what_is_being_written_is_not_judged(running: Running) -> None:
+def test_what_is_being_written_is_not_taken_up(running: Running) -> None:
     running.look()
     for text in ("", OTHER[:20], OTHER[:-20], OTHER[:-1]):
         running.path.write_text(text)
