@@ -77,7 +77,7 @@ class Reconciler:
 
     def finds_rules(self) -> bool:
         """Whether the kernel has rules of an earlier run in use. Raises ``KernelRefusedError``."""
-        names = {chain.name for chain in base_chains(Layout(self.family, 1, 0), NodeSettings(self.family, ""))}
+        names = {chain.name for chain in base_chains(Layout(self.family, 1, 0))}
         return not names.isdisjoint(self._commits.contents().chains)
 
     @property
@@ -163,9 +163,9 @@ class Reconciler:
 
     def _write_repair(self, written: Written) -> None:
         drift, self._drift = self._drift, None
-        if drift is None or self.settings is None:
+        if drift is None:
             return
-        self._commits.write(repair(drift, written.holdings, written.layout, self.settings))
+        self._commits.write(repair(drift, written.holdings, written.layout))
         # Flows may have begun while the rules were others'.
         owners = [written.holdings.owner(*place) for place in drift.elements]
         known = {owner for owner in owners if owner is not None}
