@@ -77,7 +77,7 @@ def init_only(config: Config) -> int:
 
     outcome = apply_settings(config, init_only=True)
     if outcome.failed:
-        raise CannotWorkHereError(f"host settings not as configured: {outcome.problem}")
+        raise CannotWorkHereError("\n".join(outcome.failed.values()))
     return _say(f"host settings: {outcome.summary}\n")
 
 

@@ -70,6 +70,9 @@ _ABOUT = {
     Reason.KERNEL_REFUSED: _About("WriteRules", of_node=True),
     Reason.INTERNAL_ERROR: _About("WriteRules", of_node=True),
     Reason.NODE_NOT_FOUND: _About("FindNode", of_node=True),
+    Reason.POD_RANGE_UNKNOWN: _About("FindPodRange", of_node=True),
+    Reason.FAMILY_MISMATCH: _About("CheckConfiguration", of_node=True),
+    Reason.CONFIGURATION_REFUSED: _About("CheckConfiguration", of_node=True),
 }
 
 

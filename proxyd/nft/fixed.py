@@ -43,7 +43,7 @@ _NEW = Match(Field.CT_STATE, "new")
 _LOOPBACK = {Family.IPV4: "127.0.0.0/8", Family.IPV6: "::1"}
 
 
-def base_chains(layout: Layout, settings: NodeSettings) -> tuple[Chain, ...]:
+def base_chains(layout: Layout) -> tuple[Chain, ...]:
     """The base chains: only jumps into the generation, so that replacing them switches all traffic at once.
 
     What has no endpoint is refused in input, forward and output and not in prerouting, where ``reject`` is not allowed
@@ -58,7 +58,7 @@ def base_chains(layout: Layout, settings: NodeSettings) -> tuple[Chain, ...]:
 
     # A segment that conntrack finds invalid is not new, and it is not translated either.
     invalid: tuple[Rule, ...] = ((Match(Field.CT_STATE, "invalid"), Jump(layout.name("invalid"))),)
-    drop, note = (invalid, ("note-translated",)) if settings.drop_invalid else ((), ())
+    drop, note = (invalid, ("note-translated",)) if layout.drop_invalid else ((), ())
     services: tuple[Rule, ...] = ((Jump(layout.name("services")),),)
     ports, rest = ("no-endpoint-nodeports-check", "no-endpoints-check"), ("no-endpoints-check", "cluster-ips-check")
     return (
@@ -118,7 +118,7 @@ def generation_chains(layout: Layout, settings: NodeSettings) -> tuple[Chain, ..
         ),
         Chain(name(LOCALHOST_REFUSE), _refuse_and_count()),
         Chain(name("cluster-ips-check"), ((in_cluster_ips, Goto(name("reject"))),)),
-        *(invalid_segments(layout) if settings.drop_invalid else ()),
+        *(invalid_segments(layout) if layout.drop_invalid else ()),
         Chain(
             name("masquerading"),
             (

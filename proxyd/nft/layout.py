@@ -69,11 +69,15 @@ def _declared() -> dict[str, Container]:
 
 
 class Layout(msgspec.Struct, frozen=True):
-    """The names of one generation in one family. ``mark`` is the bit that asks for masquerading."""
+    """The names of one generation in one family, and what its chains are made by.
+
+    ``mark`` is the bit that asks for masquerading; ``drop_invalid`` as in ``NodeSettings``.
+    """
 
     family: Family
     generation: int
     mark: int
+    drop_invalid: bool = True
 
     def name(self, base: str) -> str:
         """The name of an object of this generation."""

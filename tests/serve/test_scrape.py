@@ -79,7 +79,7 @@ def use(scraped: Scraped, services: int) -> None:
             metrics.sync.written(family, cause, services / 1000)
         metrics.sync.pass_done(PassResult(family, bool(services % 2), 0.1, services, services))
         metrics.sync.programmed(family, 0.1)
-        metrics.sync.repaired(family, 1)
+        metrics.sync.repaired(family, "mended", 1)
         metrics.flows.flows_cleaned(family, 0.1, services)
     for outcome in Outcome:
         metrics.api.event_done(outcome)

@@ -39,7 +39,14 @@ def test_every_finding_reason_makes_a_warning_with_a_reason_and_action_of_its_ow
 
 def test_only_what_concerns_one_node_is_said_by_each() -> None:
     own = {reason for reason in Reason if notice(Finding("Service", "a/b", reason, "")).of_node}
-    assert own == {Reason.KERNEL_REFUSED, Reason.INTERNAL_ERROR, Reason.NODE_NOT_FOUND}
+    assert own == {
+        Reason.KERNEL_REFUSED,
+        Reason.INTERNAL_ERROR,
+        Reason.NODE_NOT_FOUND,
+        Reason.POD_RANGE_UNKNOWN,
+        Reason.FAMILY_MISMATCH,
+        Reason.CONFIGURATION_REFUSED,
+    }
 
 
 def test_the_body_of_an_event() -> None:
