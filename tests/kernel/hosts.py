@@ -9,7 +9,7 @@ from pathlib import Path
 
 from proxyd.kernel.addresses import KernelHost
 from proxyd.model import Family, HostState
-from tests.netns import _leave
+from tests.netns import leave
 
 
 class RealHost:
@@ -19,7 +19,7 @@ class RealHost:
     _NAMES = ("", "lo", "a", "b")
 
     def __init__(self) -> None:
-        self._thread = ThreadPoolExecutor(1, "namespace", _leave)
+        self._thread = ThreadPoolExecutor(1, "namespace", leave)
         # No search for duplicates, which takes seconds, and no link-local addresses.
         self._set("net/ipv6/conf/default/accept_dad", "0")
         self._set("net/ipv6/conf/default/addr_gen_mode", "1")

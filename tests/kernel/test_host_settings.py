@@ -16,7 +16,7 @@ from proxyd.config.host_settings import CONNTRACK_MAX, HASH_SIZE, OOM_SCORE_ADJ,
 from proxyd.kernel.conntrack import load_tracker
 from proxyd.kernel.host_settings import KernelFiles, Outcome, SettingFiles, apply_settings
 from tests.fakes.settings import FakeFiles
-from tests.netns import _leave, why_not
+from tests.netns import leave, why_not
 from tests.unit.test_config import flags
 
 T = TypeVar("T")
@@ -74,7 +74,7 @@ def bench(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Bench]:
     made = {
         "memory": lambda: Bench(FakeFiles(FRESH)),
         "folder": lambda: Bench(folder(tmp_path)),
-        "namespace": lambda: Bench(KernelFiles(), _leave),
+        "namespace": lambda: Bench(KernelFiles(), leave),
     }[request.param]()
     yield made
     made.close()
@@ -128,7 +128,7 @@ def test_a_file_is_never_made(bench: Bench) -> None:
 def test_the_kernel_can_be_asked_for_its_tracker() -> None:
     if reason := why_not():
         pytest.skip(reason)
-    bench = Bench(KernelFiles(), _leave)
+    bench = Bench(KernelFiles(), leave)
     bench.inside(load_tracker)
     assert bench.value(TCP_BE_LIBERAL) in (0, 1)
     bench.close()
