@@ -15,9 +15,9 @@ from proxyd.config import Config, Conntrack, Document, Parsed, resolve
 from proxyd.config.host_settings import CONNTRACK_MAX, HASH_SIZE, OOM_SCORE_ADJ, ROUTE_LOCALNET, TCP_BE_LIBERAL, Setting
 from proxyd.kernel.conntrack import load_tracker
 from proxyd.kernel.host_settings import KernelFiles, Outcome, SettingFiles, apply_settings
+from tests.config.support import flags
 from tests.fakes.settings import FakeFiles
 from tests.netns import leave, why_not
-from tests.unit.test_config import flags
 
 T = TypeVar("T")
 ESTABLISHED = "proc/sys/net/netfilter/nf_conntrack_tcp_timeout_established"
