@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.cluster.manifests import answers, endpoint_slice, metric, objects, text
+from tests.cluster.manifests import answers, endpoint_slice, listing, metric, objects, text
 from tests.netns import why_not
 from tests.program import Proxyd, until, write
 from tests.topology import ADDRESSES, NODE, OTHER, V4, V6, Topology
@@ -67,7 +67,7 @@ def test_a_node_port_follows_addresses_that_come_and_go(node: Topology, served: 
         node.node.ip(V4, [f"address delete {VIP}/32 dev eth0"])
         wait_left_alone(node, VIP)
         # Not only because nobody has the address: somebody else may have it now, beyond us.
-        until(lambda: VIP not in node.node.run("nft", "list", "table", "ip", "proxyd").stdout, "no rule has it")
+        until(lambda: VIP not in listing(node), "no rule has it")
         assert answering(node, NODE[V4]) == PODS
 
 
@@ -135,7 +135,7 @@ def test_ipv6_may_be_switched_off_and_on(node: Topology, served: Path, log: Path
                 restore()
                 wait_answered(node, NODE[V6])
                 switch("1")
-                until(lambda: NODE[V6] not in node.node.run("nft", "list", "table", "ip6", "proxyd").stdout, "gone")
+                until(lambda: NODE[V6] not in listing(node, "ip6"), "gone")
                 assert answers(node) == PODS
                 assert answering(node, NODE[V4]) == PODS
             # Changes of Services go on in both families.
@@ -143,7 +143,7 @@ def test_ipv6_may_be_switched_off_and_on(node: Topology, served: Path, log: Path
                 served, "more.yaml", text(*objects("more", "10.96.0.11", clusterIPs=["10.96.0.11", "fd00:10:96::11"]))
             )
             until(lambda: answers(node, ip="10.96.0.11") == PODS, "a Service that comes meanwhile")
-            until(lambda: "fd00:10:96::11" in node.node.run("nft", "list", "table", "ip6", "proxyd").stdout, "IPv6 too")
+            until(lambda: "fd00:10:96::11" in listing(node, "ip6"), "IPv6 too")
             assert proxyd.get("/healthz")[0] == 200
             restore()
             wait_answered(node, NODE[V6])
