@@ -9,8 +9,10 @@ import pytest
 from proxyd.model import Family, Reason, Service
 from proxyd.nft.objects import Transaction
 from proxyd.sync import loop as loop_module
+from proxyd.sync.full import QUARANTINED_AT_MOST
 from tests import build
 from tests.sync.looping import SERVED, SLICES, V4, V6, WEB, both_families, running
+from tests.world import Object
 
 pytestmark = pytest.mark.usefixtures("quick")
 
@@ -56,6 +58,34 @@ def test_localhost_ports_are_those_of_the_last_write_that_succeeded() -> None:
         assert daemon.status().localhost_ports is before
         daemon.ruleset.recover()
         daemon.until(lambda: [each.port for each in daemon.status().localhost_ports] == [30081])
+
+
+def test_what_a_pass_that_failed_halfway_did_not_come_to_is_still_counted_and_answered_for() -> None:
+    def balanced(number: int) -> list[Object]:
+        name, external = f"s{number}", f"203.0.113.{number}"
+        service = build.service(
+            name,
+            ip=f"10.96.1.{number}",
+            ingress_ips=(external,),
+            external_local=True,
+            health_check_node_port=31000 + number,
+        )
+        return [service, build.endpoint_slice(name, f"10.244.3.{number}")]
+
+    many = [each for number in range(1, QUARANTINED_AT_MOST + 3) for each in balanced(number)]
+    with running(*many) as daemon:
+        daemon.until(lambda: daemon.status().last_success is not None)
+        before = daemon.status()
+        assert (before.services, len(before.health_checks)) == (len(many) // 2, len(many) // 2)
+        daemon.ruleset.refuse_if(lambda t: t.family is V4 and any(" . tcp . " in each.key for each in t.add_elements))
+        daemon.put(build.endpoint_slice("s1", "10.244.3.99"))
+        daemon.until(lambda: bool(daemon.status().last_error))
+        after = daemon.status()
+        assert after.health_checks == before.health_checks
+        assert (after.services, after.endpoints) == (before.services, before.endpoints)
+        assert after.owed_since is not None
+        daemon.ruleset.recover()
+        daemon.until(lambda: daemon.serves("10.96.1.1", "10.244.3.99"))
 
 
 @pytest.mark.parametrize(("down", "up"), [(V4, V6), (V6, V4)])
