@@ -8,6 +8,7 @@ from msgspec.structs import replace
 
 from proxyd.desired.admission import Admission, admit
 from proxyd.desired.conflicts import Claim, Claims, FrontendKey
+from proxyd.desired.endpoints import Backend
 from proxyd.desired.forwarding import Forwarding, build_forwarding, claims_of
 from proxyd.model import EndpointSlice, Family, Finding, NodeSettings, Service, ServiceKey
 
@@ -58,6 +59,18 @@ class Desired:
         if before.node_port_addresses == after.node_port_addresses:
             return []
         return [key for key in keys if self._has_node_ports(key)]
+
+    def in_slices(self, key: ServiceKey) -> frozenset[Backend]:
+        """All endpoints of TCP in the slices of a Service, in whatever state, also where there is no such Service (now)."""
+        _, slices = self._lookup(key)
+        return frozenset(
+            Backend(endpoint.address, port.port)
+            for piece in slices
+            if piece.family is self._family
+            for port in piece.ports
+            if port.protocol == "tcp"
+            for endpoint in piece.endpoints
+        )
 
     def _has_node_ports(self, key: ServiceKey) -> bool:
         service, _ = self._lookup(key)

@@ -19,6 +19,7 @@ from typing import Protocol
 import structlog
 
 from proxyd.kernel import netlink
+from proxyd.kernel.netlink import Netlink
 from proxyd.model import Family, HostAddress, HostState
 
 log = structlog.get_logger("proxyd.kernel")
@@ -45,9 +46,6 @@ _ROUTE = struct.Struct("=BBBBBBBBI")
 _DESTINATION, _OUT = 1, 4
 # Addresses that no network has (RFC 7600, RFC 6666), so that only the default route leads to them.
 _ANYWHERE = {Family.IPV4: "192.0.0.8", Family.IPV6: "100::1"}
-# Seconds after which the kernel is taken not to answer.
-_PATIENCE = 10
-_ATTEMPTS = 5
 
 
 class HostWatch(Protocol):
@@ -72,7 +70,7 @@ class KernelHost:
     def __init__(self) -> None:
         self._events = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, socket.NETLINK_ROUTE)
         self._events.bind((0, _GROUPS))
-        self._asking = _question_socket()
+        self._asking = Netlink(socket.NETLINK_ROUTE)
         self._stopped, self._stop = os.pipe()
         self._thread: threading.Thread | None = None
 
@@ -123,14 +121,8 @@ class KernelHost:
 
 def every_address(family: Family) -> tuple[str, ...]:
     """Really all addresses of one family in the namespace of this thread: whatever node ports on "all" are taken on."""
-    with _question_socket() as asking:
+    with Netlink(socket.NETLINK_ROUTE) as asking:
         return tuple(each.address for each in _addresses(asking) if each.family is family)
-
-
-def _question_socket() -> socket.socket:
-    made = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, socket.NETLINK_ROUTE)
-    made.settimeout(_PATIENCE)
-    return made
 
 
 def _may_matter(data: bytes) -> bool:
@@ -139,25 +131,27 @@ def _may_matter(data: bytes) -> bool:
 
 
 def _is_about_addresses(message: netlink.Message) -> bool:
-    if message.kind == _NEW_LINK:
-        *_, changed = _LINK.unpack_from(message.body)
+    kind, *_, body = message
+    if kind == _NEW_LINK:
+        *_, changed = _LINK.unpack_from(body)
         # A link that is new has no addresses, and says that everything changed.
         return changed != _EVERYTHING and bool(changed & _UP)
-    if message.kind in (_NEW_ROUTE, _DELETED_ROUTE):
-        length_of_destination: int = _ROUTE.unpack_from(message.body)[1]
+    if kind in (_NEW_ROUTE, _DELETED_ROUTE):
+        length_of_destination: int = _ROUTE.unpack_from(body)[1]
         return length_of_destination == 0
     # A link that goes takes its addresses away one by one, each with a message.
-    return message.kind > _NEW_LINK + 1
+    return kind > _NEW_LINK + 1
 
 
-def _addresses(asking: socket.socket) -> Iterator[HostAddress]:
+def _addresses(asking: Netlink) -> Iterator[HostAddress]:
+    # Where these change while they are read, that is told as well, so that another look follows in any case.
     links = netlink.attribute(_EXTENDED_MASK, struct.pack("=I", _SKIP_STATISTICS))
     down = set()
-    for body in _dump(asking, _GET_LINK, _LINK.pack(socket.AF_UNSPEC, 0, 0, 0, 0) + links):
+    for body in asking.list(_GET_LINK, _LINK.pack(socket.AF_UNSPEC, 0, 0, 0, 0) + links):
         _, _, index, flags, _ = _LINK.unpack_from(body)
         if not flags & _UP:
             down.add(index)
-    for body in _dump(asking, _GET_ADDRESS, _ADDRESS.pack(socket.AF_UNSPEC, 0, 0, 0, 0)):
+    for body in asking.list(_GET_ADDRESS, _ADDRESS.pack(socket.AF_UNSPEC, 0, 0, 0, 0)):
         af, _, low_flags, scope, index = _ADDRESS.unpack_from(body)
         known = netlink.attributes(body, _ADDRESS.size)
         # On a point-to-point link the other attribute is the peer's address.
@@ -180,41 +174,18 @@ def _is_tentative(flags: int) -> bool:
     return bool(flags & _DUPLICATE or (flags & _TENTATIVE and not flags & _OPTIMISTIC))
 
 
-def _default_interfaces(asking: socket.socket) -> dict[Family, int]:
+def _default_interfaces(asking: Netlink) -> dict[Family, int]:
     """The interface through which the outside is reached, by the kernel's own choice (metrics, rules, several paths)."""
     found = {}
     for family, anywhere in _ANYWHERE.items():
         packed = socket.inet_pton(_AF[family], anywhere)
         question = _ROUTE.pack(_AF[family], len(packed) * 8, 0, 0, 0, 0, 0, 0, 0)
-        asking.send(netlink.request(_GET_ROUTE, 0, question + netlink.attribute(_DESTINATION, packed)))
-        for message in netlink.messages(asking.recv(netlink.RECEIVE)):
-            # An error says that there is no way to the outside.
-            out = netlink.attributes(message.body, _ROUTE.size).get(_OUT) if message.kind == _NEW_ROUTE else None
-            if out is not None:
-                found[family] = int.from_bytes(out, sys.byteorder)
+        try:
+            for route in asking.ask(_GET_ROUTE, question + netlink.attribute(_DESTINATION, packed)):
+                if out := netlink.attributes(route, _ROUTE.size).get(_OUT):
+                    found[family] = int.from_bytes(out, sys.byteorder)
+        except TimeoutError:
+            raise
+        except OSError:
+            continue  # there is no way to the outside
     return found
-
-
-def _dump(asking: socket.socket, kind: int, body: bytes) -> list[bytes]:
-    """The bodies of all messages that answer a question; asked again, a few times, where it changed while it was answered.
-
-    Whatever changed meanwhile is told as well, so that another question follows in any case.
-    """
-    answers: list[netlink.Message] = []
-    for _ in range(_ATTEMPTS):
-        asking.send(netlink.request(kind, netlink.DUMP, body))
-        answers = list(_answers(asking))
-        if not any(each.flags & netlink.INTERRUPTED for each in answers):
-            break
-    return [each.body for each in answers if each.kind != netlink.DONE]
-
-
-def _answers(asking: socket.socket) -> Iterator[netlink.Message]:
-    """All messages of one answer, with the one that ends it."""
-    while True:
-        for message in netlink.messages(asking.recv(netlink.RECEIVE)):
-            if message.kind == netlink.ERROR:
-                raise netlink.refusal(message)
-            yield message
-            if message.kind == netlink.DONE:
-                return

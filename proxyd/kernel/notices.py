@@ -2,28 +2,24 @@
 
 from __future__ import annotations
 
-import struct
 import sys
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from proxyd.kernel.netlink import attributes, messages, text, walk
+from proxyd.kernel.nfnetlink import START, SUBSYSTEM
 from proxyd.model import Family
 from proxyd.nft.drift import Edits
 from proxyd.nft.keys import key_text
 from proxyd.nft.layout import LASTING, TABLE, declared
 
-_SUBSYSTEM_NFTABLES = 10
 # Message numbers of nf_tables: what was made; what was deleted has the number two above.
 _KINDS = {0: "table", 3: "chain", 6: "rule", 9: "set", 12: "element", 18: "object", 22: "flowtable"}
 _NEW_GENERATION = 15
 _FAMILIES = {2: Family.IPV4, 10: Family.IPV6}
-_HEADER = struct.Struct("=IHHII")
-_ATTRIBUTE = struct.Struct("=HH")
 # Attribute 1 of every message is the table; this one says which chain, set or object (a named counter) it is about.
 _NAME_ATTRIBUTE = {"chain": 3, "rule": 2, "set": 2, "element": 2, "object": 2}
 _ELEMENTS, _KEY, _KEY_END, _VALUE = 3, 1, 10, 1
-# The two highest bits of an attribute's number are flags.
-_NUMBER = 0x3FFF
 
 
 class Notice(NamedTuple):
@@ -61,26 +57,21 @@ class Notice(NamedTuple):
         container = declared(self.name)
         if container is None or self.family is None:
             return  # in a set that is not ours; when it was made, that was told too
-        for listed in _values(self.body, _ELEMENTS):
-            for element in _values(listed, 1, 0):
-                first, last = (next(_nested(element, number), None) for number in (_KEY, _KEY_END))
-                text = key_text(container, self.family, first, last, sys.byteorder) if first is not None else None
-                if text is None:
-                    edits.all_in_doubt()
-                    return
-                edits.element(self.name, text, there=not self.deleted)
+        for _, element in walk(attributes(self.body, START).get(_ELEMENTS, b"")):
+            parts = attributes(element)
+            first, last = (attributes(parts.get(end, b"")).get(_VALUE) for end in (_KEY, _KEY_END))
+            key = key_text(container, self.family, first, last, sys.byteorder) if first is not None else None
+            if key is None:
+                edits.all_in_doubt()
+                return
+            edits.element(self.name, key, there=not self.deleted)
 
 
 def notices(data: bytes) -> Iterator[Notice]:
     """The messages of one delivery."""
-    offset = 0
-    while offset + _HEADER.size <= len(data):
-        length, kind, _, _, author = _HEADER.unpack_from(data, offset)
-        if length < _HEADER.size:
-            return
-        if kind >> 8 == _SUBSYSTEM_NFTABLES:
-            yield _notice(kind & 0xFF, author, data[offset + _HEADER.size : offset + length])
-        offset += (length + 3) & ~3
+    for kind, _, _, author, body in messages(data):
+        if kind >> 8 == SUBSYSTEM:
+            yield _notice(kind & 0xFF, author, body)
 
 
 def _notice(number: int, author: int, body: bytes) -> Notice:
@@ -88,28 +79,10 @@ def _notice(number: int, author: int, body: bytes) -> Notice:
         return Notice(author, ends=True)
     family = _FAMILIES.get(body[0]) if body else None
     kind, deleted = (_KINDS[number], False) if number in _KINDS else (_KINDS.get(number - 2, ""), True)
-    if family is None or not kind or _name(body, 1) != TABLE:
+    if family is None or not kind:
         return Notice(author, ends=False)
-    return Notice(author, False, family, kind, _name(body, _NAME_ATTRIBUTE.get(kind, 1)), deleted, body)
-
-
-def _name(body: bytes, number: int) -> str:
-    value = next(_values(body, number), b"")
-    return value.rstrip(b"\0").decode("utf-8", "replace")
-
-
-def _nested(body: bytes, number: int) -> Iterator[bytes]:
-    """The bytes of data (a key) that is an attribute of an element."""
-    for data in _values(body, number, 0):
-        yield from _values(data, _VALUE, 0)
-
-
-def _values(body: bytes, wanted: int, offset: int = 4) -> Iterator[bytes]:
-    """The values of all attributes with this number; a message begins with four bytes that are none."""
-    while offset + _ATTRIBUTE.size <= len(body):
-        length, kind = _ATTRIBUTE.unpack_from(body, offset)
-        if length < _ATTRIBUTE.size:
-            return
-        if kind & _NUMBER == wanted:
-            yield body[offset + _ATTRIBUTE.size : offset + length]
-        offset += (length + 3) & ~3
+    named = attributes(body, START)
+    if text(named.get(1, b"")) != TABLE:
+        return Notice(author, ends=False)
+    name = text(named.get(_NAME_ATTRIBUTE.get(kind, 1), b""))
+    return Notice(author, False, family, kind, name, deleted, body)

@@ -16,7 +16,7 @@ from typing import NamedTuple, Protocol
 from proxyd.ipt import removal
 from proxyd.ipt.ownership import NFT_TABLE, NFT_TRANSLATING, TABLES, is_own_chain, is_own_jump
 from proxyd.ipt.removal import Chain, Found, Jump
-from proxyd.kernel import nfnetlink
+from proxyd.kernel import netlink, nfnetlink
 from proxyd.kernel.iptables import Backend, Iptables, IptablesRefusedError, IptablesTools, IptablesUnavailableError
 from proxyd.kernel.libnftables import Library, NftablesUnavailableError
 from proxyd.kernel.ruleset import KernelRefusedError
@@ -165,7 +165,7 @@ class _Listed(NamedTuple):
 def _chains(family: Family) -> list[_Listed]:
     """All chains of a family, without their rules."""
     return [
-        _Listed(Chain(nfnetlink.text(each.get(1, b"")), nfnetlink.text(each.get(3, b""))), each.get(5) == _DROP)
+        _Listed(Chain(netlink.text(each.get(1, b"")), netlink.text(each.get(3, b""))), each.get(5) == _DROP)
         for number, each in nfnetlink.dump(nfnetlink.GET_CHAIN)
         if number == _NUMBERS[family]
     ]

@@ -14,7 +14,7 @@ from proxyd.model import Cause, Family, Node, NodeSettings, ServiceKey
 from proxyd.nft.drift import Drift
 from proxyd.sync.full import StoppedError
 from proxyd.sync.reconcile import Reconciler
-from proxyd.sync.status import FamilyStatus, Observer, PassResult, Repair
+from proxyd.sync.status import OF_LAST_SUCCESS, FamilyStatus, Observer, PassResult, Repair
 
 log = structlog.get_logger("proxyd.sync")
 
@@ -169,9 +169,12 @@ class FamilySync:
         self.retry_at = time.monotonic() + self._delay
         self._failure, self._failure_time = result.error, time.time()
         before = self.status
-        status = self._status(before.last_success, before.last_success_time, result)
-        # What could not be written again is still there, or comes back in a moment: no reason to cut connections.
-        self.status = msgspec.structs.replace(status, localhost_ports=before.localhost_ports)
+        self.status = self._status(before.last_success, before.last_success_time, result)
+        if before.last_success is not None:
+            # What could not be written again still serves, or comes back in a moment: a count that a failure broke off is
+            # no reason to cut connections, or to send load balancers elsewhere.
+            kept = {name: getattr(before, name) for name in OF_LAST_SUCCESS}
+            self.status = msgspec.structs.replace(self.status, **kept)
         log.error("rules not written", ip_family=self.status.family, error=result.error, retry_in_seconds=self._delay)
 
     def _tell_latencies(self, written_at: float) -> None:

@@ -35,8 +35,8 @@ class FamilyStatus(msgspec.Struct, frozen=True):
     ``last_success`` is None before the first complete write; ``owed_since`` is the time of the oldest change that is
     not in the kernel yet, None where nothing is owed. ``last_error`` is that of the last pass ("": it succeeded),
     ``last_failure`` that of the last pass that failed. ``settings`` are those that the rules were made with, None
-    before there were any. ``localhost_ports`` is the same object for as long as none of them changes; after a failure it
-    is what it was before.
+    before there were any. ``localhost_ports`` is the same object for as long as none of them changes. What is counted of
+    Services is as of the last success (``OF_LAST_SUCCESS``); before the first one, of as much as was written.
     """
 
     family: Family
@@ -59,6 +59,18 @@ class FamilyStatus(msgspec.Struct, frozen=True):
     def node_port_addresses(self) -> tuple[str, ...] | None:
         """The addresses that node ports are taken on, None where all are."""
         return self.settings.node_port_addresses if self.settings else ()
+
+
+# Fields of a FamilyStatus that a failure leaves as they were.
+OF_LAST_SUCCESS = (
+    "services",
+    "endpoints",
+    "no_local_internal",
+    "no_local_external",
+    "health_checks",
+    "localhost_ports",
+    "settings",
+)
 
 
 class Status(msgspec.Struct, frozen=True):

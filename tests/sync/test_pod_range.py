@@ -10,7 +10,7 @@ from proxyd.sync.facts import node_findings
 from proxyd.sync.loop import Timing
 from tests import build
 from tests.fakes.ruleset import FakeRuleset
-from tests.sync.test_loop import SERVED, SLICES, SOON, TIMING, WEB, Daemon, running
+from tests.sync.looping import SERVED, SLICES, SOON, TIMING, WEB, Daemon, running
 
 POLICY = NodePolicy(build.NODE, detect_local_mode="NodeCIDR")
 PATIENT = TIMING._replace(pod_range_wait=10 * SOON)
