@@ -189,4 +189,7 @@ class SyncLoop:
         families = tuple(each.status for each in self._families)
         self.status = Status(self.status.mode, families, tuple(sorted(current, key=str)), node)
         for told in self._told:
-            told(self.status)
+            try:
+                told(self.status)
+            except Exception:  # rules matter more than whoever is told of them
+                log.exception("fault in telling of new rules")

@@ -20,7 +20,7 @@ from proxyd.sync import family as family_module
 from proxyd.sync import loop as loop_module
 from proxyd.sync.loop import SyncLoop, Timing
 from proxyd.sync.reconcile import Reconciler
-from proxyd.sync.status import FamilyStatus, PassResult
+from proxyd.sync.status import FamilyStatus, PassResult, Status
 from tests import build
 from tests.fakes.packets import Packet, distribution
 from tests.fakes.ruleset import FakeRuleset
@@ -430,6 +430,24 @@ def test_findings_of_others_are_told_too() -> None:
     with running(WEB, more=lambda: [finding]) as daemon:
         daemon.until(lambda: daemon.loop.status.findings == (finding,))
     assert daemon.observer.findings == [finding]
+
+
+def test_whoever_fails_when_told_of_new_rules_keeps_no_rule_and_nobody_else_waiting() -> None:
+    def fails(_: object) -> None:
+        raise ValueError("a fault of ours")
+
+    daemon = Daemon(build.store(build.node(), WEB, *SLICES))
+    told: list[Status] = []
+    daemon.loop.subscribe(fails)
+    daemon.loop.subscribe(told.append)
+    daemon.thread.start()
+    try:
+        daemon.until(lambda: daemon.serves(*SERVED))
+        daemon.put(build.endpoint_slice("web", "10.244.1.9"))
+        daemon.until(lambda: daemon.serves("10.96.0.1", "10.244.1.9"))
+        daemon.until(lambda: bool(told) and told[-1] is daemon.loop.status)
+    finally:
+        daemon.stop()
 
 
 # Drift
