@@ -16,13 +16,9 @@ import threading
 import time
 from collections.abc import Callable
 
-import structlog
-
 from proxyd.kernel.notices import notices
 from proxyd.model import FAMILIES, Family
 from proxyd.nft.drift import Drift, Edits
-
-log = structlog.get_logger("proxyd.kernel")
 
 NETLINK_NETFILTER = 12
 _GROUP_NFTABLES = 7
@@ -78,8 +74,7 @@ class Notifications:
                     data = self._socket.recv(_RECEIVE)
                 except OSError as error:
                     if error.errno != errno.ENOBUFS:
-                        log.exception("kernel notifications ended")
-                        return
+                        raise  # and so ends the process: edits that nobody notices are not repaired
                     lost = True
                 else:
                     if not lost:
