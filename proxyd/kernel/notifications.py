@@ -41,7 +41,10 @@ class Notifications:
         self._own_port = own_port
         self._drifted = drifted
         self._socket = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, NETLINK_NETFILTER)
-        self._socket.setsockopt(socket.SOL_SOCKET, _SO_RCVBUFFORCE, _BUFFER)
+        try:
+            self._socket.setsockopt(socket.SOL_SOCKET, _SO_RCVBUFFORCE, _BUFFER)
+        except PermissionError:  # in a user namespace: what does not fit is told as lost, and everything rewritten
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _BUFFER)
         _ignore_author(self._socket, own_port())
         self._socket.bind((0, 1 << (_GROUP_NFTABLES - 1)))
         self._edits: dict[Family, Edits] = {}

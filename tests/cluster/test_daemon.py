@@ -256,6 +256,20 @@ def test_without_cap_net_admin_it_says_so(node: Topology, folder: Path) -> None:
         assert "Traceback" not in done.stderr
 
 
+def test_in_a_user_namespace_of_its_own_it_works(folder: Path, log: Path) -> None:
+    """As in rootless clusters: all capabilities, but none over the machine."""
+    with log.open("a") as stream:
+        words = [PROXYD, "run", "--manifests", str(folder), *FLAGS, "--logging-format", "json"]
+        process = subprocess.Popen(
+            ["unshare", "--user", "--map-root-user", "--net", *words], stdout=stream, stderr=stream
+        )
+    try:
+        until(lambda: log.read_text().count("rules written") == 2 or process.poll() is not None, "all rules")
+    finally:
+        process.terminate()
+    assert process.wait(30) == 0, log.read_text()
+
+
 def test_without_the_nftables_binding_it_names_the_package(node: Topology, folder: Path, tmp_path: Path) -> None:
     (tmp_path / "nftables.py").write_text("raise ImportError('not here')\n")
     for words in (["run", "--manifests", str(folder), *FLAGS], ["cleanup"]):
