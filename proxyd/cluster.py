@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from proxyd.config import Config
@@ -20,8 +20,8 @@ class Source(Protocol):
     def start(self) -> None:
         """Begins to fill the store, in threads of its own."""
 
-    def stop(self) -> object:
-        """Ends, promptly."""
+    def stop(self, timeout: float) -> object:
+        """Ends, and waits ``timeout`` seconds for it at most."""
 
 
 class Cluster(NamedTuple):
@@ -32,12 +32,17 @@ class Cluster(NamedTuple):
     recorder: Recorder | None
 
 
-def cluster(config: Config, store: Store, node_name: str, metrics: Metrics) -> Cluster:
-    """All that talks to an API server, or reads manifests. Raises the errors of kube.client and kube.manifests."""
+def cluster(
+    config: Config, store: Store, node_name: str, metrics: Metrics, stopping: Callable[[], bool] = lambda: False
+) -> Cluster:
+    """All that talks to an API server, or reads manifests. Raises the errors of kube.client and kube.manifests.
+
+    ``stopping`` tells that the process is to end, also while ``start`` of a source runs.
+    """
     if config.manifests is not None:
         from proxyd.kube.manifests import ManifestSource  # noqa: PLC0415  (needs watchfiles, the API source does not)
 
-        return Cluster([ManifestSource(config.manifests, store, node_name)], {}, None)
+        return Cluster([ManifestSource(config.manifests, store, node_name, stopping)], {}, None)
     # The kubernetes package costs more memory than all objects; manifests do without.
     from proxyd.kube.client import connect  # noqa: PLC0415
     from proxyd.kube.recorder import Recorder, uids  # noqa: PLC0415

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import gc
+import math
 import queue
 import signal
 import sys
@@ -53,7 +54,7 @@ log = structlog.get_logger("proxyd")
 
 # A thread that has bytes to read waits at most this long for one that computes (seconds; Python's default is 0.005).
 SWITCH_INTERVAL = 0.001
-# Seconds in which everything must have ended after SIGTERM.
+# Seconds in which everything must have ended after SIGTERM: what has not by then goes with the process.
 STOP_WITHIN = 4.0
 # Seconds for which connections to node ports on localhost may go on after SIGTERM.
 DRAIN = 3.0
@@ -74,6 +75,7 @@ def run(config: Config, file: str, read_again: Callable[[], Config]) -> int:
         daemon.follow(file, read_again)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: daemon.end(0))
+    threading.excepthook = daemon.thread_ended
     daemon.start()
     # What is imported and built by now stays; the collector need not look at it again.
     gc.freeze()
@@ -87,12 +89,13 @@ class Daemon:
         self._families = host.supported_families()
         check_host(config, self._families)
         self._config = config
+        self._ended = False
         self._store = store = Store()
         self._metrics = metrics = Metrics(
             self._families, __version__, self._status, store, self._watch_states, self._owed_frontends
         )
         self._node_name = policy_of(config).node_name
-        self._sources, self._watches, self._recorder = cluster(config, store, self._node_name, metrics)
+        self._sources, self._watches, self._recorder = cluster(config, store, self._node_name, metrics, self._is_ended)
         self._config_watch: ConfigWatch | None = None
         self._lock = lock_namespace()
         self._nft = LibNftables()
@@ -101,7 +104,6 @@ class Daemon:
         self._policy = policy = policy_of(config)
         # Signal handlers put here too, which may interrupt anything: no other queue, event or lock can take that.
         self._news: queue.SimpleQueue[None] = queue.SimpleQueue()
-        self._ended = False
         self._settled = False
         self._exit_status = 0
         self._loop: SyncLoop
@@ -130,7 +132,7 @@ class Daemon:
         self._server = http.Server()
         connections = min(MAX_CONNECTIONS, host.file_limit() // 4)
         self._localhost = LocalhostRelay(self._server, self._metrics.localhost, max_connections=connections)
-        self._syncing = threading.Thread(target=self._loop.run, name="sync")
+        self._syncing = threading.Thread(target=self._loop.run, name="sync", daemon=True)
         self._identity = identity(config, policy, self._nft.version, self._families, settings)
         announce(self._identity, config, settings)
 
@@ -170,6 +172,13 @@ class Daemon:
         self._ended = True
         self._news.put(None)
 
+    def thread_ended(self, died: threading.ExceptHookArgs) -> None:
+        """Ends the process when a thread dies of something unforeseen: half a proxyd looks healthy and is not."""
+        name = died.thread.name if died.thread else "unknown"
+        trace = died.exc_value
+        log.critical("a thread has died, ending to be started anew; all rules stay", thread=name, exc_info=trace)
+        self.end(1)
+
     def wait(self) -> int:
         """Waits until the end is asked for, ends everything and gives the exit status. All rules stay."""
         self._news.get()
@@ -178,24 +187,26 @@ class Daemon:
         while not self._ended:
             self._news.get()
         log.info("stopping; all rules stay")
-        drained_at = time.monotonic() + DRAIN
-        self._localhost.close()
-        if self._config_watch:
-            self._config_watch.stop()
-        self._loop.stop()
-        self._syncing.join(STOP_WITHIN)
-        for source in self._sources:
-            source.stop()
-        self._notifications.stop()
-        self._host.stop()
-        self._flows.stop()
-        self._meter.stop()
-        self._localhost.drain(max(0.0, drained_at - time.monotonic()))
-        self._takeover.stop()
-        if self._recorder is not None:
-            self._recorder.stop()
-        self._server.stop()
+        self._end_all(Deadline(STOP_WITHIN))
         return self._exit_status
+
+    def _end_all(self, deadline: Deadline) -> None:
+        """Ends every part. One that is slow takes its time from those behind it, which are asked to end all the same."""
+        drain = Deadline(DRAIN)
+        self._localhost.close()
+        self._loop.stop()
+        if self._config_watch:
+            self._config_watch.stop(deadline.left(0.5))
+        self._syncing.join(deadline.left())
+        for source in self._sources:
+            source.stop(deadline.left(0.5))
+        for part in (self._notifications, self._host, self._flows, self._meter):
+            part.stop(deadline.left(1.0))
+        self._localhost.drain(min(drain.left(), deadline.left()))
+        self._takeover.stop(deadline.left(1.0))
+        if self._recorder is not None:
+            self._recorder.stop(deadline.left(1.0))
+        self._server.stop(deadline.left(2.0))
 
     def _findings(self, expected: str) -> Iterator[Finding]:
         """What there is to say beside objects; called on the sync thread."""
@@ -267,12 +278,26 @@ class Daemon:
 
     def _look_around(self) -> None:
         """Says what may interfere with Service traffic on this node, once the rules are there: it may take a while."""
-        for line in advise(read_surroundings(), self._families):
-            log.warning("found on this node", what=line)
+        try:
+            for line in advise(read_surroundings(), self._families):
+                log.warning("found on this node", what=line)
+        except Exception:  # this thread has to be there when the end is asked for
+            log.exception("fault in looking around on this node")
 
     def _cannot_listen(self, problem: str) -> None:
         log.error("cannot listen, and bindAddressHardFail is set", problem=problem)
         self.end(1)
+
+
+class Deadline:
+    """A moment that several waits have in common, so many ``seconds`` from now."""
+
+    def __init__(self, seconds: float) -> None:
+        self._at = time.monotonic() + seconds
+
+    def left(self, at_most: float = math.inf) -> float:
+        """How long the next wait may be (seconds)."""
+        return min(at_most, max(0.0, self._at - time.monotonic()))
 
 
 class Progress:

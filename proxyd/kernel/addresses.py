@@ -46,6 +46,8 @@ _ROUTE = struct.Struct("=BBBBBBBBI")
 _DESTINATION, _OUT = 1, 4
 # Addresses that no network has (RFC 7600, RFC 6666), so that only the default route leads to them.
 _ANYWHERE = {Family.IPV4: "192.0.0.8", Family.IPV6: "100::1"}
+# Seconds until the addresses are read again where they could not be.
+_RETRY = 5.0
 
 
 class HostWatch(Protocol):
@@ -76,6 +78,9 @@ class KernelHost:
 
     def read(self) -> HostState:
         """See ``HostWatch``."""
+        # What came too late for the last question must not answer this one.
+        while select.select([self._asking], [], [], 0)[0]:
+            self._asking.recv(netlink.RECEIVE)
         return HostState(tuple(_addresses(self._asking)), _default_interfaces(self._asking))
 
     def start(self, told: Callable[[HostState], None]) -> None:
@@ -90,20 +95,28 @@ class KernelHost:
             self._thread.join(timeout)
 
     def _run(self, told: Callable[[HostState], None]) -> None:
-        try:
-            while self._wait_for_change():
+        failed = False
+        while self._wait_for_change(_RETRY if failed else None):
+            try:
                 told(self.read())
-        except Exception:  # the rules stay as they are, and the rest of the daemon goes on
-            log.exception("the host's addresses are not followed any more")
+            except Exception as error:  # noqa: BLE001  (the rules stay as they are until then)
+                tell = log.debug if failed else log.exception
+                tell("the host's addresses cannot be read, will be tried again", error=repr(error))
+                failed = True
+            else:
+                failed = False
 
-    def _wait_for_change(self) -> bool:
-        """Waits for something that may matter, and takes all that came with it; False where told to stop."""
+    def _wait_for_change(self, at_most: float | None) -> bool:
+        """Waits for something that may matter, and takes all that came with it; False where told to stop.
+
+        Where nothing comes it ends after ``at_most`` seconds.
+        """
         while True:
-            ready, _, _ = select.select([self._events.fileno(), self._stopped], [], [])
+            ready, _, _ = select.select([self._events.fileno(), self._stopped], [], [], at_most)
             if self._stopped in ready:
                 return False
             # The whole queue is emptied, although one message is enough.
-            if any([*map(_may_matter, self._queued())]):
+            if any([*map(_may_matter, self._queued())]) or not ready:
                 return True
 
     def _queued(self) -> Iterator[bytes]:

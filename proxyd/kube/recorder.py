@@ -125,7 +125,7 @@ class Recorder:
         self._backoff = Backoff(timing.chance)
         self._not_before = 0.0
         self._trouble = False
-        self._standing: frozenset[Finding] = frozenset()
+        self._standing: Sequence[Finding] = ()
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name="events", daemon=True)
 
@@ -143,7 +143,9 @@ class Recorder:
 
     def found(self, findings: Sequence[Finding]) -> None:
         """Takes all Findings that stand now, and says those that did not before, in this order. For one thread only."""
-        before, self._standing = self._standing, frozenset(findings)
+        if findings is self._standing:
+            return
+        before, self._standing = frozenset(self._standing), findings
         for finding in findings:
             notice = events.of_finding(finding) if finding not in before else None
             if notice is not None:

@@ -59,7 +59,7 @@ class SyncLoop:
         self._more_findings = more_findings
         self._told: list[Callable[[Status], None]] = []
         self._stop = threading.Event()
-        self._known_findings: frozenset[Finding] = frozenset()
+        self._known_findings: set[Finding] = set()
         self._started_at = time.time()
         # Each with when it began (monotonic seconds).
         self._drifts: dict[Family, tuple[Drift, float]] = {}
@@ -179,14 +179,20 @@ class SyncLoop:
         for family in self._families:
             for about in family.reconciler.findings.values():
                 findings.update(about)
-        current = frozenset(findings)
-        for finding in sorted(current - self._known_findings, key=str):
-            self._observer.found(finding)
-            log.warning(
-                "finding", kind=finding.kind, object=finding.object, reason=finding.reason, detail=finding.message
-            )
-        self._known_findings = current
+        # There may be thousands, and hardly ever does one come or go: as long as none does, nothing is sorted or told.
+        standing = self.status.findings
+        if findings != self._known_findings:
+            for finding in sorted(findings - self._known_findings, key=str):
+                self._observer.found(finding)
+                log.warning(
+                    "finding", kind=finding.kind, object=finding.object, reason=finding.reason, detail=finding.message
+                )
+            self._known_findings = findings
+            standing = tuple(sorted(findings, key=str))
         families = tuple(each.status for each in self._families)
-        self.status = Status(self.status.mode, families, tuple(sorted(current, key=str)), node)
+        self.status = Status(self.status.mode, families, standing, node)
         for told in self._told:
-            told(self.status)
+            try:
+                told(self.status)
+            except Exception:  # rules matter more than whoever is told of them
+                log.exception("fault in telling of new rules")

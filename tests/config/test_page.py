@@ -13,6 +13,7 @@ from proxyd.config.flags import FLAGS
 from proxyd.config.leftovers import LEFTOVER_SWITCHES, LEFTOVER_VALUES
 from proxyd.config.schema import leaves
 from proxyd.config.usage import usage
+from proxyd.config.validate import FEATURE_GATES
 
 PAGE = (Path(__file__).parents[2] / "docs" / "configuration.md").read_text(encoding="utf-8")
 ROWS = [line for line in PAGE.splitlines() if line.startswith("|")]
@@ -51,3 +52,8 @@ def test_what_is_called_idle_are_fields() -> None:
     assert set(NOT_YET) <= set(FIELDS)
     for each in WITHOUT_EFFECT:
         assert each in FIELDS or any(field.startswith(f"{each}.") for field in FIELDS)
+
+
+def test_it_explains_every_feature_gate() -> None:
+    (row,) = (line for line in PAGE.splitlines() if line.startswith("| `featureGates` |"))
+    assert [each for each in sorted(FEATURE_GATES) if f"`{each}`" not in row] == []

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from proxyd.desired.host import local_addresses
+from proxyd.kernel import addresses as addresses_module
 from proxyd.kernel.addresses import every_address
 from proxyd.model import Family, HostState
 from tests.fakes.host import FakeHost
@@ -199,6 +200,27 @@ def test_notifications_that_were_lost_are_made_up_for() -> None:
 
 
 @pytest.mark.kernel
+def test_a_failure_does_not_end_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(addresses_module, "_RETRY", 0.01)
+    host = _real()
+    watched = Watched(host)
+    failures = iter([OSError("the kernel is too busy"), ValueError("a fault of ours")])
+
+    def fails_at_first(state: HostState) -> None:
+        if (failure := next(failures, None)) is not None:
+            raise failure
+        watched._take(state)
+
+    host.start(fails_at_first)
+    try:
+        host.add(host.A, "10.0.0.1")
+        watched.until("10.0.0.1")
+        host.add(host.A, "10.0.0.2")
+        watched.until("10.0.0.1", "10.0.0.2")
+    finally:
+        host.stop()
+
+
 def test_links_and_routes_of_pods_are_no_news(real: Watched) -> None:
     assert isinstance(real.host, RealHost)
     real.host.add(real.host.A, "10.0.0.1")

@@ -188,6 +188,17 @@ def test_an_unreadable_object_is_told_and_keeps_what_was_known() -> None:
     assert [each.reason for each in daemon.observer.findings] == [Reason.UNREADABLE_OBJECT]
 
 
+def test_findings_that_stand_are_the_same_object_so_that_nobody_looks_at_them_again() -> None:
+    bad = build.service("bad", cluster_ips=("10.96.0.9", "2001:db8:96::9"), external_ips=("nonsense",))
+    with running(bad, WEB, *SLICES) as daemon:
+        daemon.until(lambda: bool(daemon.loop.status.findings) and daemon.serves(*SERVED))
+        before = daemon.loop.status
+        daemon.put(build.endpoint_slice("web", "10.244.1.9"))
+        daemon.until(lambda: daemon.serves("10.96.0.1", "10.244.1.9"))
+        daemon.until(lambda: daemon.loop.status is not before)
+        assert daemon.loop.status.findings is before.findings
+
+
 def test_findings_of_others_are_told_too() -> None:
     finding = Finding("Node", "node1", Reason.NODE_NOT_FOUND, "nobody has this name")
     with running(WEB, more=lambda: [finding]) as daemon:
