@@ -78,9 +78,6 @@ class KernelHost:
 
     def read(self) -> HostState:
         """See ``HostWatch``."""
-        # What came too late for the last question must not answer this one.
-        while select.select([self._asking], [], [], 0)[0]:
-            self._asking.recv(netlink.RECEIVE)
         return HostState(tuple(_addresses(self._asking)), _default_interfaces(self._asking))
 
     def start(self, told: Callable[[HostState], None]) -> None:

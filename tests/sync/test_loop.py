@@ -10,6 +10,7 @@ import pytest
 from proxyd.kube.decode import Decoded
 from proxyd.kube.store import TIMES_KEPT, Store
 from proxyd.model import Cause, Finding, Reason
+from proxyd.sync.status import Status
 from tests import build
 from tests.sync.looping import SERVED, SLICES, SOON, TIMING, V4, V6, WEB, Daemon, both_families, running
 
@@ -234,3 +235,21 @@ def test_a_stop_in_the_middle_of_a_first_write_leaves_what_is_complete(monkeypat
     assert daemon.serves("10.96.0.1", "10.244.1.1", "10.244.1.2")
     assert daemon.serves("10.96.0.2", "10.96.0.2")
     assert V6 not in daemon.ruleset.tables
+
+
+def test_whoever_fails_when_told_of_new_rules_keeps_no_rule_and_nobody_else_waiting() -> None:
+    def fails(_: object) -> None:
+        raise ValueError("a fault of ours")
+
+    daemon = Daemon(build.store(build.node(), WEB, *SLICES))
+    told: list[Status] = []
+    daemon.loop.subscribe(fails)
+    daemon.loop.subscribe(told.append)
+    daemon.thread.start()
+    try:
+        daemon.until(lambda: daemon.serves(*SERVED))
+        daemon.put(build.endpoint_slice("web", "10.244.1.9"))
+        daemon.until(lambda: daemon.serves("10.96.0.1", "10.244.1.9"))
+        daemon.until(lambda: bool(told) and told[-1] is daemon.loop.status)
+    finally:
+        daemon.stop()
