@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import functools
 import gc
-import queue
-import signal
 import sys
 import threading
 import time
@@ -17,6 +15,7 @@ from proxyd import __version__
 from proxyd.cluster import cluster
 from proxyd.config import Config, as_mapping
 from proxyd.config.watch import ConfigWatch
+from proxyd.ending import Ending
 from proxyd.kernel import host
 from proxyd.kernel.addresses import KernelHost
 from proxyd.kernel.conntrack import Conntrack
@@ -61,19 +60,17 @@ DRAIN = 3.0
 START_AGAIN = 3
 
 
-def run(config: Config, file: str, read_again: Callable[[], Config]) -> int:
-    """Runs the daemon until SIGTERM or SIGINT, or until it should be started anew; gives the exit status.
+def run(config: Config, file: str, read_again: Callable[[], Config], ending: Ending) -> int:
+    """Runs the daemon until the end is asked for; gives the exit status.
 
     ``file`` is that of --config ("" for none) and ``read_again`` gives what it and the flags say by then. Raises the
     user errors of its parts before anything is written (see ``cli.main`` for what each becomes).
     """
     sys.setswitchinterval(SWITCH_INTERVAL)
     host.raise_file_limit()
-    daemon = Daemon(config)
+    daemon = Daemon(config, ending)
     if file:
         daemon.follow(file, read_again)
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: daemon.end(0))
     daemon.start()
     # What is imported and built by now stays; the collector need not look at it again.
     gc.freeze()
@@ -83,7 +80,8 @@ def run(config: Config, file: str, read_again: Callable[[], Config]) -> int:
 class Daemon:
     """All parts of one proxyd, built and joined; nothing runs before ``start``."""
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config, ending: Ending) -> None:
+        self._ending = ending
         self._families = host.supported_families()
         check_host(config, self._families)
         self._config = config
@@ -99,11 +97,7 @@ class Daemon:
         # Before the rules: the tracker has its limits when the first flows come, and how it is set decides about rules.
         settings = apply_settings(config)
         self._policy = policy = policy_of(config)
-        # Signal handlers put here too, which may interrupt anything: no other queue, event or lock can take that.
-        self._news: queue.SimpleQueue[None] = queue.SimpleQueue()
-        self._ended = False
         self._settled = False
-        self._exit_status = 0
         self._loop: SyncLoop
         self._host = KernelHost()
         self._facts = facts = NodeFacts(policy, self._host.read(), store.host_changed)
@@ -141,7 +135,7 @@ class Daemon:
             check_host(new, self._families)
             cluster(new, Store(), self._node_name, self._metrics)
 
-        end = functools.partial(self.end, START_AGAIN)
+        end = functools.partial(self._ending.ask, START_AGAIN)
         self._config_watch = ConfigWatch(file, self._config, read_again, check, end, self._store.note)
 
     def start(self) -> None:
@@ -164,19 +158,13 @@ class Daemon:
         if self._config_watch:
             self._config_watch.start()
 
-    def end(self, status: int) -> None:
-        """Asks for the end; the highest status asked for becomes the exit status. For signal handlers and any thread."""
-        self._exit_status = max(self._exit_status, status)
-        self._ended = True
-        self._news.put(None)
-
     def wait(self) -> int:
         """Waits until the end is asked for, ends everything and gives the exit status. All rules stay."""
-        self._news.get()
-        if not self._ended:
+        self._ending.wait()
+        if not self._ending.asked:
             self._look_around()
-        while not self._ended:
-            self._news.get()
+        while not self._ending.asked:
+            self._ending.wait()
         log.info("stopping; all rules stay")
         drained_at = time.monotonic() + DRAIN
         self._localhost.close()
@@ -195,7 +183,7 @@ class Daemon:
         if self._recorder is not None:
             self._recorder.stop()
         self._server.stop()
-        return self._exit_status
+        return self._ending.status
 
     def _findings(self, expected: str) -> Iterator[Finding]:
         """What there is to say beside objects; called on the sync thread."""
@@ -257,13 +245,13 @@ class Daemon:
         )
 
     def _is_ended(self) -> bool:
-        return self._ended
+        return self._ending.asked
 
     def _passed(self, status: Status) -> None:
         """When every family has had its first pass, what can wait begins."""
         if not self._settled and all(each.last_pass for each in status.families):
             self._settled = True
-            self._news.put(None)
+            self._ending.wake()
 
     def _look_around(self) -> None:
         """Says what may interfere with Service traffic on this node, once the rules are there: it may take a while."""
@@ -272,7 +260,7 @@ class Daemon:
 
     def _cannot_listen(self, problem: str) -> None:
         log.error("cannot listen, and bindAddressHardFail is set", problem=problem)
-        self.end(1)
+        self._ending.ask(1)
 
 
 class Progress:
