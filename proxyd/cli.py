@@ -9,6 +9,7 @@ from pathlib import Path
 
 from proxyd import __version__, logs
 from proxyd.config import CommandLine, Config, ConfigError, as_file, load, options, read_arguments
+from proxyd.ending import Ending
 from proxyd.errors import CannotWorkHereError, UserError
 
 USAGE = 2
@@ -62,10 +63,12 @@ def _dispatch(command: str, line: CommandLine, *, own_only: bool) -> int:
 
 def run(config: Config, file: str, read_again: Callable[[], Config]) -> int:
     """Runs the daemon; raises what keeps it from starting. ``file`` is that of --config, or ""."""
+    ending = Ending()
+    ending.on_signals()
     # Imported late, so that --help and configuration errors are quick.
     from proxyd import daemon  # noqa: PLC0415
 
-    return daemon.run(config, file, read_again)
+    return daemon.run(config, file, read_again, ending)
 
 
 def init_only(config: Config) -> int:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import functools
 import gc
 import math
-import queue
-import signal
 import sys
 import threading
 import time
@@ -18,6 +16,7 @@ from proxyd import __version__
 from proxyd.cluster import cluster
 from proxyd.config import Config, as_mapping
 from proxyd.config.watch import ConfigWatch
+from proxyd.ending import Ending
 from proxyd.kernel import host
 from proxyd.kernel.addresses import KernelHost
 from proxyd.kernel.conntrack import Conntrack
@@ -62,19 +61,17 @@ DRAIN = 3.0
 START_AGAIN = 3
 
 
-def run(config: Config, file: str, read_again: Callable[[], Config]) -> int:
-    """Runs the daemon until SIGTERM or SIGINT, or until it should be started anew; gives the exit status.
+def run(config: Config, file: str, read_again: Callable[[], Config], ending: Ending) -> int:
+    """Runs the daemon until the end is asked for; gives the exit status.
 
     ``file`` is that of --config ("" for none) and ``read_again`` gives what it and the flags say by then. Raises the
     user errors of its parts before anything is written (see ``cli.main`` for what each becomes).
     """
     sys.setswitchinterval(SWITCH_INTERVAL)
     host.raise_file_limit()
-    daemon = Daemon(config)
+    daemon = Daemon(config, ending)
     if file:
         daemon.follow(file, read_again)
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: daemon.end(0))
     threading.excepthook = daemon.thread_ended
     daemon.start()
     # What is imported and built by now stays; the collector need not look at it again.
@@ -85,11 +82,11 @@ def run(config: Config, file: str, read_again: Callable[[], Config]) -> int:
 class Daemon:
     """All parts of one proxyd, built and joined; nothing runs before ``start``."""
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config, ending: Ending) -> None:
+        self._ending = ending
         self._families = host.supported_families()
         check_host(config, self._families)
         self._config = config
-        self._ended = False
         self._store = store = Store()
         self._metrics = metrics = Metrics(
             self._families, __version__, self._status, store, self._watch_states, self._owed_frontends
@@ -102,10 +99,7 @@ class Daemon:
         # Before the rules: the tracker has its limits when the first flows come, and how it is set decides about rules.
         settings = apply_settings(config)
         self._policy = policy = policy_of(config)
-        # Signal handlers put here too, which may interrupt anything: no other queue, event or lock can take that.
-        self._news: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._settled = False
-        self._exit_status = 0
         self._loop: SyncLoop
         self._host = KernelHost()
         self._facts = facts = NodeFacts(policy, self._host.read(), store.host_changed)
@@ -143,7 +137,7 @@ class Daemon:
             check_host(new, self._families)
             cluster(new, Store(), self._node_name, self._metrics)
 
-        end = functools.partial(self.end, START_AGAIN)
+        end = functools.partial(self._ending.ask, START_AGAIN)
         self._config_watch = ConfigWatch(file, self._config, read_again, check, end, self._store.note)
 
     def start(self) -> None:
@@ -166,29 +160,23 @@ class Daemon:
         if self._config_watch:
             self._config_watch.start()
 
-    def end(self, status: int) -> None:
-        """Asks for the end; the highest status asked for becomes the exit status. For signal handlers and any thread."""
-        self._exit_status = max(self._exit_status, status)
-        self._ended = True
-        self._news.put(None)
-
     def thread_ended(self, died: threading.ExceptHookArgs) -> None:
         """Ends the process when a thread dies of something unforeseen: half a proxyd looks healthy and is not."""
         name = died.thread.name if died.thread else "unknown"
         trace = died.exc_value
         log.critical("a thread has died, ending to be started anew; all rules stay", thread=name, exc_info=trace)
-        self.end(1)
+        self._ending.ask(1)
 
     def wait(self) -> int:
         """Waits until the end is asked for, ends everything and gives the exit status. All rules stay."""
-        self._news.get()
-        if not self._ended:
+        self._ending.wait()
+        if not self._ending.asked:
             self._look_around()
-        while not self._ended:
-            self._news.get()
+        while not self._ending.asked:
+            self._ending.wait()
         log.info("stopping; all rules stay")
         self._end_all(Deadline(STOP_WITHIN))
-        return self._exit_status
+        return self._ending.status
 
     def _end_all(self, deadline: Deadline) -> None:
         """Ends every part. One that is slow takes its time from those behind it, which are asked to end all the same."""
@@ -268,13 +256,13 @@ class Daemon:
         )
 
     def _is_ended(self) -> bool:
-        return self._ended
+        return self._ending.asked
 
     def _passed(self, status: Status) -> None:
         """When every family has had its first pass, what can wait begins."""
         if not self._settled and all(each.last_pass for each in status.families):
             self._settled = True
-            self._news.put(None)
+            self._ending.wake()
 
     def _look_around(self) -> None:
         """Says what may interfere with Service traffic on this node, once the rules are there: it may take a while."""
@@ -286,7 +274,7 @@ class Daemon:
 
     def _cannot_listen(self, problem: str) -> None:
         log.error("cannot listen, and bindAddressHardFail is set", problem=problem)
-        self.end(1)
+        self._ending.ask(1)
 
 
 class Deadline:

@@ -1,20 +1,17 @@
-"""The way to the API server: configuration, credentials and TLS from the official ``kubernetes`` package, requests by
-urllib3.
+"""Requests to the API server, by urllib3, with credentials and TLS from the official ``kubernetes`` package.
 
-Of that package only ``Configuration``, ``ApiClient`` (for its connection pool) and the config loaders are used, and only
-once ``connect`` is called: its models, watch and informer cost several times the memory of all our objects.
+Of that package ``ApiClient`` is used for its connection pool, beside what ``kube/kubeconfig.py`` uses, and only once
+``connect`` is called: its models, watch and informer cost several times the memory of all our objects.
 """
 
 from __future__ import annotations
 
-import os
-import socket
 import ssl
 import threading
 import time
 from collections.abc import Callable, Mapping
 from email.utils import parsedate_to_datetime
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 from urllib.parse import urlencode, urlsplit
 
 import msgspec
@@ -23,7 +20,7 @@ import urllib3
 from urllib3.exceptions import ConnectTimeoutError, HTTPError, NewConnectionError, ReadTimeoutError, SSLError
 
 from proxyd import __version__
-from proxyd.errors import UserError
+from proxyd.kube.kubeconfig import ClientError, Settings, one_line, read_settings, stamps
 
 CONNECT_SECONDS = 10.0
 # An answer begins long before this, also to a watch; what may be silent for longer is only the stream behind the headers.
@@ -35,10 +32,6 @@ MERGE_PATCH = "application/merge-patch+json"
 SERVICE_ACCOUNT = "/var/run/secrets/kubernetes.io/serviceaccount"
 
 log = structlog.get_logger()
-
-
-class ClientError(UserError):
-    """The way to the API server is not (or wrongly) configured; the text is one line for the user."""
 
 
 class ApiError(Exception):
@@ -111,14 +104,6 @@ class Response:
         self._raw.close()
 
 
-class _Settings(NamedTuple):
-    """A configuration of the kubernetes package, the address that wins over its own, and the files it came from."""
-
-    configuration: Any
-    host: str
-    files: tuple[str, ...]
-
-
 class RequestObserver(Protocol):
     """Who counts requests (the metrics). Called on the thread that asks; must be quick and never raise."""
 
@@ -131,7 +116,7 @@ class Client:
 
     def __init__(
         self,
-        load: Callable[[], _Settings],
+        load: Callable[[], Settings],
         clock: Callable[[], float] = time.monotonic,
         observer: RequestObserver | None = None,
     ) -> None:
@@ -214,7 +199,7 @@ class Client:
         with self._lock:
             if self._clock() - self._checked >= RECHECK_SECONDS:
                 self._checked = self._clock()
-                if _stamps(self._settings.files) != self._stamps:
+                if stamps(self._settings.files) != self._stamps:
                     self._reload()
             headers = {"Accept": "application/json", "User-Agent": f"proxyd/{__version__}"}
             # The package's hook behind this call runs an exec plugin again once its token expires.
@@ -230,13 +215,13 @@ class Client:
             # Most likely caught in the middle of a rotation; what we have may well still be good.
             log.warning("API client configuration not reloaded, keeping the old one", error=str(error))
 
-    def _build(self, settings: _Settings) -> None:
+    def _build(self, settings: Settings) -> None:
         from kubernetes.client import ApiClient  # noqa: PLC0415 - costly, and not needed for a folder of manifests
 
         self._settings = settings
         self._pool: urllib3.PoolManager = ApiClient(settings.configuration).rest_client.pool_manager
         self._checked = self._clock()
-        self._stamps = _stamps(settings.files)
+        self._stamps = stamps(settings.files)
 
 
 def connect(
@@ -252,125 +237,7 @@ def connect(
     ``master`` (a URL) wins over the kubeconfig's server, as kube-proxy's --master does. Sends nothing yet. Raises
     ClientError. Credentials and certificates follow their files: looked at once a minute, and by ``Client.refresh``.
     """
-    return Client(lambda: _settings(kubeconfig, master, service_account), clock, observer)
-
-
-def _settings(kubeconfig: str, master: str, service_account: str) -> _Settings:
-    from kubernetes.client import Configuration  # noqa: PLC0415 - see Client._build
-
-    configuration = Configuration(host="")
-    configuration.socket_options = _socket_options()
-    configuration.connection_pool_maxsize = 4  # one watch per kind of object and one for Events
-    files: tuple[str, ...] = ()
-    if kubeconfig:
-        files = _load_kubeconfig(configuration, kubeconfig)
-    elif not master:
-        files = _load_in_cluster(configuration, service_account)
-    host = master or configuration.host or ""
-    if not host:
-        raise ClientError(f"kubeconfig {kubeconfig}: the current context's cluster has no server")
-    if "://" not in host:
-        host = f"https://{host}" if configuration.ssl_ca_cert or configuration.cert_file else f"http://{host}"
-    origin = "--master" if master else f"kubeconfig {kubeconfig}" if kubeconfig else "service account"
-    _check_url(host, origin)
-    host = host.rstrip("/")
-    certificates = (configuration.ssl_ca_cert, configuration.cert_file, configuration.key_file)
-    _check_certificates(*certificates, origin=f"kubeconfig {kubeconfig}" if kubeconfig else origin)
-    # Assigned last: the choice of a proxy from the environment depends on it.
-    configuration.host = host
-    return _Settings(configuration, host, (*files, *(name for name in certificates if name)))
-
-
-def _load_kubeconfig(configuration: Any, path: str) -> tuple[str, ...]:
-    """Fills ``configuration`` from a kubeconfig file; gives the files that hold its credentials."""
-    import yaml  # noqa: PLC0415
-    from kubernetes.config import ConfigException, load_kube_config  # noqa: PLC0415
-
-    path = os.path.expanduser(path)
-    try:
-        with open(path, encoding="utf-8") as file:
-            content = yaml.safe_load(file) or {}
-        users = content.get("users") or ()
-        _check_user(content)
-        load_kube_config(config_file=path, client_configuration=configuration, persist_config=False)
-        folder = os.path.dirname(os.path.abspath(path))
-        tokens = (user["user"]["tokenFile"] for user in users if "tokenFile" in (user.get("user") or {}))
-        return (path, *(os.path.join(folder, token) for token in tokens))
-    except OSError as error:
-        raise ClientError(f"kubeconfig {error.filename or path}: {error.strerror or error}") from error
-    except (ConfigException, yaml.YAMLError, ValueError, TypeError, LookupError, AttributeError) as error:
-        raise ClientError(f"kubeconfig {path} is invalid: {_one_line(error)}") from error
-
-
-def _load_in_cluster(configuration: Any, folder: str) -> tuple[str, ...]:
-    """Fills ``configuration`` from the pod's environment and service account; gives the token's file."""
-    from kubernetes.config import ConfigException  # noqa: PLC0415
-    from kubernetes.config.incluster_config import InClusterConfigLoader  # noqa: PLC0415
-
-    token = os.path.join(folder, "token")
-    # Without the package's own refreshing: it would look once a minute, but not after a 401.
-    loader = InClusterConfigLoader(token, os.path.join(folder, "ca.crt"), try_refresh_token=False)
-    try:
-        loader.load_and_set(configuration)
-    except (ConfigException, OSError, ValueError) as error:
-        raise ClientError(f"no kubeconfig and no master given, and not in a pod: {_one_line(error)}") from error
-    return (token,)
-
-
-def _check_user(content: Any) -> None:
-    """Finds a user that is not there, whom the package takes for nobody. Raises ValueError."""
-    current = next((each for each in content.get("contexts") or () if each["name"] == content["current-context"]), None)
-    name = (current["context"] or {}).get("user") if current else None
-    if name and name not in [user["name"] for user in content.get("users") or ()]:
-        raise ValueError(f"the current context's user {name!r} is not there")
-
-
-def _check_url(host: str, origin: str) -> None:
-    """Finds an address that no connection can be made to. Raises ClientError."""
-    try:
-        parts = urlsplit(host)
-        usable = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-    except ValueError:  # a port that is none, or half a bracket
-        usable = False
-    if not usable:
-        raise ClientError(f"{origin}: the API server's address {host!r} is not a URL such as https://192.0.2.1:6443")
-
-
-def _check_certificates(ca: str | None, cert: str | None, key: str | None, *, origin: str) -> None:
-    """Finds what TLS would refuse only later, at each connection."""
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    name = ca
-    try:
-        if ca:
-            context.load_verify_locations(cafile=ca)
-        if cert:
-            name = cert
-            context.load_cert_chain(cert, key)
-    except OSError as error:
-        raise ClientError(f"{origin}: certificate {name}: {_one_line(error)}") from error
-
-
-def _stamps(files: tuple[str, ...]) -> tuple[object, ...]:
-    """What tells that a file was written or replaced. Links are followed: mounted secrets are renewed by turning one."""
-    stamps: list[object] = []
-    for name in files:
-        try:
-            stat = os.stat(name)
-            stamps.append((stat.st_mtime_ns, stat.st_size, stat.st_ino))
-        except OSError:
-            stamps.append(None)
-    return tuple(stamps)
-
-
-def _socket_options() -> list[tuple[int, int, int]]:
-    """TCP keepalive as client-go has it (30 s idle, 9 probes, 15 s apart): a half-open watch ends within 3 minutes."""
-    return [
-        (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),
-        (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
-        (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 30),
-        (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 15),
-        (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 9),
-    ]
+    return Client(lambda: read_settings(kubeconfig, master, service_account), clock, observer)
 
 
 def _api_error(raw: urllib3.BaseHTTPResponse) -> ApiError:
@@ -402,8 +269,4 @@ def _transport_error(error: Exception) -> TransportError:
         reason = "tls"
     else:
         reason = "stream"
-    return TransportError(reason, _one_line(error))
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split()) or type(error).__name__
+    return TransportError(reason, one_line(error))

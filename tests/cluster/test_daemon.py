@@ -170,6 +170,35 @@ def test_asked_to_end_it_exits_0_and_its_rules_stay(
         assert answers(node) == {"pod1", "pod3"}
 
 
+STOPPED_EARLY = """
+import importlib.abc, os, signal, sys
+from proxyd import cli
+from proxyd.kernel import lock
+
+class Interrupted(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, *_):
+        if name == sys.argv[1]:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+def interrupted(lock_namespace=lock.lock_namespace):
+    if sys.argv[1] == "lock":
+        os.kill(os.getpid(), signal.SIGTERM)
+    return lock_namespace()
+
+sys.meta_path.insert(0, Interrupted())
+lock.lock_namespace = interrupted
+sys.exit(cli.main(sys.argv[2:]))
+"""
+
+
+@pytest.mark.parametrize("moment", ["proxyd.daemon", "lock"])
+def test_asked_to_end_before_it_has_begun_it_exits_0(node: Topology, folder: Path, moment: str) -> None:
+    """Process 1 of a container is not told of signals that it has no handler for, so that is there before all else."""
+    words = [sys.executable, "-c", STOPPED_EARLY, moment, "run", "--manifests", str(folder), *FLAGS]
+    done = subprocess.run(node.node.command(*words), capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 0, done.stderr
+
+
 def test_asked_to_end_in_the_middle_of_work_it_exits_0_in_time_and_what_was_served_still_is(
     node: Topology, folder: Path, log: Path
 ) -> None:

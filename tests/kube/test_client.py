@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from proxyd.kube.client import ApiError, ClientError, TransportError, connect
+from proxyd.kube.client import ApiError, TransportError, connect
+from proxyd.kube.kubeconfig import ClientError
 from tests.fakes import apiserver as fake
 from tests.fakes.apiobjects import service
 from tests.fakes.apiserver import ApiServer

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 import yaml
 
-from proxyd.kube.client import ClientError, connect
+from proxyd.kube.client import connect
+from proxyd.kube.kubeconfig import ClientError
 
 Kubeconfig = dict[str, Any]
 

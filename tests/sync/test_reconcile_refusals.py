@@ -1,0 +1,333 @@
+"""What becomes of refusals, whoever is at fault: full passes, quarantine, work that stays owed, cleanup."""
+
+from __future__ import annotations
+
+from itertools import count
+from typing import Any
+
+import pytest
+
+from proxyd.kernel.ruleset import KernelRefusedError
+from proxyd.model import FAMILIES, EndpointSlice, Family, Reason, Service, ServicePort
+from proxyd.nft.layout import COUNTERS
+from proxyd.nft.objects import Element, Transaction
+from proxyd.sync.reconcile import Reconciler
+from tests import build
+from tests.fakes.ruleset import FakeRuleset
+from tests.sync.clusters import V4, after_each_commit, cluster, generations, served, slices, touches
+from tests.world import Object, World, even
+
+# Refusals
+
+
+def test_a_refused_transaction_is_followed_by_a_full_sync_that_serves_all(ruleset: FakeRuleset) -> None:
+    world = World(*cluster("a", "b"), ruleset=ruleset)
+    world.sync()
+    ruleset.refuse_next()
+    world.put(*cluster("a", "b", "c", endpoints=3))
+    steps = after_each_commit(world, lambda: [world.reaches(f"10.96.0.{n}") != even(f"10.96.0.{n}") for n in (1, 2)])
+    world.sync()
+    assert all(map(all, steps))
+    assert all(served(world, n, 3) for n in (1, 2, 3))
+    assert not world.quarantined()
+    assert ruleset.listings > 1
+
+
+def test_rules_changed_by_a_stranger_are_written_anew(ruleset: FakeRuleset) -> None:
+    world = World(*cluster("a", "b"), ruleset=ruleset)
+    world.sync()
+    ruleset.commit(Transaction(V4, delete_elements=(Element("g1/service-ips", "10.96.0.1 . tcp . 80"),)))
+    assert not served(world, 1)
+    world.put(build.endpoint_slice("a"))
+    world.sync()
+    assert world.reaches("10.96.0.1") == even("reject")
+    assert served(world, 2)
+
+
+def test_a_table_deleted_by_a_stranger_comes_back(ruleset: FakeRuleset) -> None:
+    world = World(*cluster("a", "b"), ruleset=ruleset)
+    world.sync()
+    ruleset.commit(Transaction(V4, delete_table=True))
+    world.put(build.endpoint_slice("a", "10.244.1.1", "10.244.1.2", "10.244.1.3"))
+    world.sync()
+    assert served(world, 1, 3)
+    assert served(world, 2)
+    assert ruleset.counters(V4) == dict.fromkeys(COUNTERS, 0)
+
+
+@pytest.mark.parametrize("culprit", range(1, 8))
+def test_only_the_culprit_is_quarantined(ruleset: FakeRuleset, culprit: int) -> None:
+    world = World(*cluster(*"abcdefg"), ruleset=ruleset)
+    ruleset.refuse_if(touches(f"10.96.0.{culprit}"))
+    world.sync()
+    assert world.quarantined() == {build.key("abcdefg"[culprit - 1])}
+    assert [n for n in range(1, 8) if not served(world, n)] == [culprit]
+    assert world.reconciler.tally.services == 6
+    assert not world.reconciler.full_owed
+
+
+def test_a_service_refused_while_running_is_quarantined_and_others_go_on(ruleset: FakeRuleset) -> None:
+    world = World(*cluster("a", "b"), ruleset=ruleset)
+    world.sync()
+    ruleset.refuse_if(touches("10.96.0.3"))
+    world.put(*cluster("a", "b", "c"))
+    world.settle()
+    assert world.quarantined() == {build.key("c")}
+    world.put(*cluster("a", "b", endpoints=3))
+    world.sync()
+    assert served(world, 1, 3)
+    assert served(world, 2, 3)
+    assert world.quarantined() == {build.key("c")}
+
+
+def test_a_quarantined_service_is_tried_again_when_it_changes(ruleset: FakeRuleset) -> None:
+    world = World(*cluster("a", "b"), ruleset=ruleset)
+    ruleset.refuse_if(touches("10.96.0.2"))
+    world.sync()
+    ruleset.recover()
+    world.put(build.endpoint_slice("b", "10.244.2.1", "10.244.2.2", "10.244.2.3"))
+    world.sync()
+    assert served(world, 2, 3)
+    assert not world.quarantined()
+
+
+def test_a_quarantined_service_that_is_deleted_is_forgotten(ruleset: FakeRuleset) -> None:
+    world = World(*cluster("a", "b"), ruleset=ruleset)
+    ruleset.refuse_if(touches("10.96.0.2"))
+    world.sync()
+    world.remove(build.service("b"))
+    world.sync()
+    assert not world.quarantined()
+    assert world.reconciler.findings == {}
+
+
+def test_too_many_culprits_are_an_error_and_not_a_quarantine(ruleset: FakeRuleset) -> None:
+    names = [f"s{i}" for i in range(1, 40)]
+    world = World(*cluster(*names), ruleset=ruleset)
+    ruleset.refuse_if(lambda t: any("service-ips" in each.container for each in t.add_elements))
+    with pytest.raises(KernelRefusedError):
+        world.sync()
+    assert world.reconciler.full_owed
+    ruleset.recover()
+    world.sync()
+    assert all(served(world, n + 1) for n in range(len(names)))
+    assert not world.quarantined()
+
+
+def test_while_everything_is_refused_all_work_stays_owed(ruleset: FakeRuleset) -> None:
+    world = World(*cluster("a", "b", "c"), ruleset=ruleset)
+    world.sync()
+    ruleset.refuse_family(V4)
+    world.put(*cluster("a", endpoints=3))
+    with pytest.raises(KernelRefusedError):
+        world.sync()
+    world.remove(build.service("b"))
+    with pytest.raises(KernelRefusedError):
+        world.sync()
+    assert served(world, 1, 2)
+    ruleset.recover()
+    world.sync()
+    assert served(world, 1, 3)
+    assert world.reaches("10.96.0.2") == even("10.96.0.2")
+    assert served(world, 3)
+
+
+def test_a_commit_that_wrongly_says_refused_costs_a_full_sync_and_nothing_else(ruleset: FakeRuleset) -> None:
+    world = World(*cluster("a", "b"), ruleset=ruleset)
+    world.sync()
+    first = iter([True])
+    ruleset.unclear_if(lambda _: next(first, False))
+    world.put(*cluster("a", "b", endpoints=3))
+    world.settle()
+    assert served(world, 1, 3)
+    assert served(world, 2, 3)
+    assert generations(world) == {2}
+
+
+@pytest.mark.parametrize("commit", range(5))
+def test_a_full_sync_gets_over_an_unclear_commit_anywhere(ruleset: FakeRuleset, commit: int) -> None:
+    world = World(*cluster("a", "b"), ruleset=ruleset)
+    world.settle()
+    world.restart()
+    counted = count()
+    ruleset.unclear_if(lambda _: next(counted) == commit)
+    steps = after_each_commit(world, lambda: served(world, 1) and served(world, 2))
+    world.settle()
+    assert all(steps)
+    assert len(generations(world)) == 1
+
+
+def test_failed_full_syncs_do_not_pile_up_in_the_kernel(ruleset: FakeRuleset) -> None:
+    world = World(*cluster("a", "b"), ruleset=ruleset)
+    world.settle()
+    world.restart()
+    ruleset.refuse_if(lambda t: any(chain.name == "nat-prerouting" for chain in t.chains))
+    for _ in range(5):
+        assert not world.try_sync()
+        assert len(generations(world)) <= 2
+    ruleset.recover()
+    world.settle()
+    assert len(generations(world)) == 1
+
+
+def test_a_first_start_that_fails_does_not_pile_up_either(ruleset: FakeRuleset) -> None:
+    world = World(*cluster(*(f"s{i}" for i in range(20))), ruleset=ruleset)
+    ruleset.refuse_if(lambda t: any("service-ips" in each.container for each in t.add_elements))
+    for _ in range(5):
+        assert not world.try_sync()
+        assert len(generations(world)) <= 2
+    ruleset.recover()
+    world.settle()
+    assert len(generations(world)) == 1
+
+
+def test_findings_stay_while_full_syncs_fail(ruleset: FakeRuleset) -> None:
+    world = World(build.service("bad", ip="not an address"), *cluster("a"), ruleset=ruleset)
+    world.sync()
+    before = world.reconciler.findings
+    assert [each.reason for each in before[build.key("bad")]] == [Reason.INVALID_ADDRESS]
+    world.put(*cluster(*(f"a{i}" for i in range(20))))
+    ruleset.refuse_if(lambda t: any("service-ips" in each.container for each in t.add_elements))
+    world.put(*cluster("a", endpoints=3))
+    assert not world.try_sync()
+    assert before.items() <= world.reconciler.findings.items()
+
+
+# Cleanup
+
+
+def test_cleanup_deletes_chains_that_nothing_uses(ruleset: FakeRuleset) -> None:
+    world = World(*cluster("a", endpoints=2), ruleset=ruleset)
+    world.settle()
+    world.put(*cluster("a", endpoints=3))
+    world.sync()
+    assert world.reconciler.cleanup_owed
+    assert "g1/lb-tcp-2" in ruleset.contents(V4).chains
+    world.reconciler.cleanup()
+    assert "g1/lb-tcp-2" not in ruleset.contents(V4).chains
+    assert not world.reconciler.cleanup_owed
+    assert served(world, 1, 3)
+
+
+def test_a_chain_that_is_used_again_is_not_deleted(ruleset: FakeRuleset) -> None:
+    world = World(*cluster("a", endpoints=2), ruleset=ruleset)
+    world.settle()
+    for endpoints in (3, 2):
+        world.put(*cluster("a", endpoints=endpoints))
+        world.sync()
+    world.reconciler.cleanup()
+    contents = ruleset.contents(V4)
+    assert "g1/lb-tcp-2" in contents.chains
+    assert "g1/lb-tcp-3" not in contents.chains
+
+
+def test_cleanup_deletes_external_chains_with_those_they_go_to(ruleset: FakeRuleset) -> None:
+    world = World(*cluster("a", external_ips=("198.51.100.1",), affinity_seconds=30), ruleset=ruleset)
+    world.settle()
+    world.remove(build.service("a"))
+    world.settle()
+    assert not [name for name in ruleset.contents(V4).chains if "external-affinity" in name or "/affinity" in name]
+
+
+@pytest.mark.parametrize("refusals", [1, 2])
+def test_a_refused_cleanup_is_owed_and_done_later(ruleset: FakeRuleset, refusals: int) -> None:
+    world = World(*cluster("a"), ruleset=ruleset)
+    world.settle()
+    world.restart()
+    world.sync()
+    ruleset.refuse_next(refusals)
+    for _ in range(refusals):
+        with pytest.raises(KernelRefusedError):
+            world.reconciler.cleanup()
+        assert world.reconciler.cleanup_owed
+    world.reconciler.cleanup()
+    assert not world.reconciler.cleanup_owed
+    assert generations(world) == {2}
+
+
+def test_a_cleanup_refused_between_its_two_commits_is_finished_later(ruleset: FakeRuleset) -> None:
+    world = World(*cluster("a"), ruleset=ruleset)
+    world.settle()
+    world.restart()
+    world.sync()
+    ruleset.refuse_if(lambda t: bool(t.delete_chains))
+    with pytest.raises(KernelRefusedError):
+        world.reconciler.cleanup()
+    ruleset.recover()
+    world.reconciler.cleanup()
+    assert generations(world) == {2}
+
+
+def test_an_old_generation_that_a_stranger_took_apart_is_still_deleted(ruleset: FakeRuleset) -> None:
+    world = World(*cluster("a"), ruleset=ruleset)
+    world.settle()
+    world.restart()
+    world.sync()
+    ruleset.commit(
+        Transaction(
+            V4,
+            chains=(_emptied(ruleset, "g1/masquerading"),),
+            delete_containers=(("g1/hairpin", False),),
+            delete_chains=("g1/masquerading",),
+        )
+    )
+    with pytest.raises(KernelRefusedError):
+        world.reconciler.cleanup()
+    world.reconciler.cleanup()
+    assert generations(world) == {2}
+
+
+def _emptied(ruleset: FakeRuleset, name: str) -> Any:
+    chain = ruleset.tables[V4].chains[name]
+    return type(chain)(name, ())
+
+
+# Faults of ours
+
+
+def poisoned_service(name: str = "bad") -> Service:
+    """A Service as no decoder makes it, so that deciding about it fails."""
+    return build.service(name, ip="10.96.0.9", ports=(ServicePort("http", "tcp", None),))  # type: ignore[arg-type]
+
+
+def poisoned_slice(name: str = "bad") -> EndpointSlice:
+    return EndpointSlice("default", f"{name}-1", build.key(name), V4, (None,), build.endpoint_slice().ports)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("running", [True, False])
+@pytest.mark.parametrize(
+    "poison", [[poisoned_service()], [build.service("bad", ip="10.96.0.9"), poisoned_slice()]], ids=["service", "slice"]
+)
+def test_an_internal_error_about_one_service_harms_no_other(
+    ruleset: FakeRuleset, poison: list[Object], running: bool
+) -> None:
+    world = World(*cluster("a", "b"), ruleset=ruleset)
+    if running:
+        world.sync()
+    world.put(*cluster("a", "b", endpoints=3), *poison)
+    world.sync()
+    assert served(world, 1, 3)
+    assert served(world, 2, 3)
+    assert [each.reason for each in world.reconciler.findings[build.key("bad")]] == [Reason.INTERNAL_ERROR]
+
+
+def test_a_service_gone_while_a_pass_failed_no_longer_holds_its_address(ruleset: FakeRuleset) -> None:
+    winner = build.service("a", ip="10.96.0.1", external_ips=("198.51.100.1",), created="2020-01-01T00:00:00Z")
+    world = World(winner, build.service("b", ip="10.96.0.2", external_ips=("198.51.100.1",)), *slices("a", "b"))
+    world.sync()
+    world.remove(winner)
+    # What was taken from the store is lost with the pass that failed, so nothing may build on what was known.
+    world.store.take()
+    world.reconciler.forget()
+    world.sync()
+    assert world.reaches("198.51.100.1") == even("10.244.2.1")
+    assert world.reconciler.findings == {}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_progress_is_told_up_to_the_end(family: Family) -> None:
+    told: list[tuple[Family, int, int]] = []
+    world = World(*cluster("a", "b"), family=family)
+    world.reconciler = Reconciler(family, world.ruleset, world.store.service, progress=lambda *each: told.append(each))
+    world.sync()
+    assert told[-1] == (family, 2, 2)
