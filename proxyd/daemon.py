@@ -124,8 +124,14 @@ class Daemon:
         self._takeover = Takeover(predecessors(self._families))
         self._loop.subscribe(self._takeover.update)
         self._server = http.Server()
-        connections = min(MAX_CONNECTIONS, host.file_limit() // 4)
-        self._localhost = LocalhostRelay(self._server, self._metrics.localhost, max_connections=connections)
+        # Two descriptors for each connection, one for each listener, and a quarter of all for everything else.
+        share = host.file_limit() // 4
+        self._localhost = LocalhostRelay(
+            self._server,
+            self._metrics.localhost,
+            max_connections=min(MAX_CONNECTIONS, share),
+            max_listeners=share,
+        )
         self._syncing = threading.Thread(target=self._loop.run, name="sync", daemon=True)
         self._identity = identity(config, policy, self._nft.version, self._families, settings)
         announce(self._identity, config, settings)

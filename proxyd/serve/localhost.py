@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import random
 import socket
+import sys
 import threading
 import time
 from collections import Counter
@@ -113,12 +115,14 @@ class LocalhostRelay:
         observer: LocalhostObserver,
         *,
         max_connections: int = MAX_CONNECTIONS,
+        max_listeners: int = sys.maxsize,
         dial_seconds: float = DIAL_SECONDS,
         retry_first: float = RETRY_FIRST,
     ) -> None:
         self._server = server
         self._observer = observer
         self._max_connections = max_connections
+        self._max_listeners = max_listeners
         self._dial_seconds = dial_seconds
         self._retry_first = retry_first
         # What the sync thread has handed over.
@@ -194,6 +198,9 @@ class LocalhostRelay:
 
     def _try_bind(self, listener: Listener, *, again: bool) -> bool:
         try:
+            if self._listening.total() >= self._max_listeners:
+                # The rest of the process needs descriptors too: without one, libnftables ends it.
+                raise OSError(errno.EMFILE, "too many node ports for the limit of open files")
             sock = sockets.bind_tcp(HOST[listener.family], listener.wanted.port)
             sock.listen(BACKLOG)
         except OSError as error:

@@ -217,6 +217,22 @@ def test_a_port_that_could_not_be_had_is_tried_again_with_the_next_status() -> N
         node.server.stop()
 
 
+def test_more_ports_than_there_may_be_wait_until_others_go() -> None:
+    node = Node(max_listeners=1, retry_first=0.01)
+    try:
+        first, second = port_of(Pod("a")), port_of(Pod("b"), service=API)
+        node.listen(first)
+        node.update(first, second)
+        until(lambda: node.metric(f"{UPSTREAM}listener_creation_failures_total") >= 2, "tried again")
+        assert node.metric(f"{UPSTREAM}listeners") == 1
+        assert fails(second.port) == "refused"
+        node.listen(second)
+        with Client(second.port) as client:
+            assert client.pod == "b"
+    finally:
+        node.server.stop()
+
+
 def test_a_status_without_news_costs_nothing(relaying: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     ports = (port_of(Pod("a")),)
     relaying.relay.update(Status("nftables", (FamilyStatus(V4, localhost_ports=ports),)))
