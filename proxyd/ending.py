@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-import queue
+import os
 import signal
+from contextlib import suppress
+
+_MANY = 4096
 
 
 class Ending:
@@ -14,11 +17,14 @@ class Ending:
         """Whether it is."""
         self.status = 0
         """The exit status: the highest that was asked for."""
-        # Signal handlers put here too, which may interrupt anything: no other queue, event or lock can take that.
-        self._news: queue.SimpleQueue[None] = queue.SimpleQueue()
+        # A pipe, since Python runs its handlers on the main thread only, and between two steps of it: a signal that comes
+        # just before a wait for a lock or a queue does not end that wait. What is written to a pipe does.
+        self._wakes, self._wake = os.pipe()
+        os.set_blocking(self._wake, False)
 
     def on_signals(self) -> None:
         """Has SIGTERM and SIGINT ask for it. For the main thread, and early: process 1 of a container misses others."""
+        signal.set_wakeup_fd(self._wake, warn_on_full_buffer=False)
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: self.ask(0))
 
@@ -30,8 +36,9 @@ class Ending:
 
     def wake(self) -> None:
         """Ends a ``wait``, though the end may not be asked for."""
-        self._news.put(None)
+        with suppress(BlockingIOError):  # full, so that it ends anyway
+            os.write(self._wake, b"\0")
 
     def wait(self) -> None:
-        """Waits for ``ask`` or ``wake``, one of them that no earlier call has waited for."""
-        self._news.get()
+        """Waits for ``ask``, ``wake`` or a signal; those that came since the last time count, together as one."""
+        os.read(self._wakes, _MANY)

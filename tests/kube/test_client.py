@@ -14,6 +14,7 @@ import pytest
 
 from proxyd.kube.client import ApiError, TransportError, connect
 from proxyd.kube.kubeconfig import ClientError
+from tests.fakes import apifaults as faults
 from tests.fakes import apiserver as fake
 from tests.fakes.apiobjects import service
 from tests.fakes.apiserver import ApiServer
@@ -160,7 +161,7 @@ class TestRotation:
 
 class TestErrors:
     def test_status(self, api: ApiServer) -> None:
-        api.fail(fake.status(429, "TooManyRequests", retry_after=7))
+        api.fail(faults.status(429, "TooManyRequests", retry_after=7))
         with pytest.raises(ApiError) as caught:
             get(connect("", api.url))
         error = caught.value
@@ -186,20 +187,20 @@ class TestErrors:
         assert "\n" not in str(caught.value)
 
     def test_no_answer(self, api: ApiServer) -> None:
-        api.fail(fake.mute)
+        api.fail(faults.mute)
         with pytest.raises(TransportError) as caught:
             connect("", api.url).get(fake.SERVICES, {}, read_timeout=0.1)
         assert caught.value.reason == "timeout"
 
     def test_silence_in_the_body(self, api: ApiServer) -> None:
-        api.fail(fake.stalled)
+        api.fail(faults.stalled)
         response = connect("", api.url).get(fake.SERVICES, {}, read_timeout=0.1)
         with pytest.raises(TransportError) as caught:
             response.read1()
         assert caught.value.reason == "timeout"
 
     def test_a_timeout_set_later(self, api: ApiServer) -> None:
-        api.fail(fake.stalled)
+        api.fail(faults.stalled)
         response = connect("", api.url).get(fake.SERVICES, {}, read_timeout=3600)
         response.set_read_timeout(0.1)
         with pytest.raises(TransportError):
@@ -235,7 +236,7 @@ class TestConnections:
 
         def note(exchange: fake.Exchange) -> None:
             ports.append(exchange._handler.client_address[1])
-            (fake.stalled if exchange.request.kind == "watch" else fake.Exchange.serve)(exchange)
+            (faults.stalled if exchange.request.kind == "watch" else fake.Exchange.serve)(exchange)
 
         api.fail(note, times=4)
         get(client)
@@ -286,7 +287,7 @@ def test_a_clock_that_the_server_does_not_tell(api: ApiServer, monkeypatch: pyte
 
 
 def test_abort_from_another_thread(api: ApiServer) -> None:
-    api.fail(fake.stalled)
+    api.fail(faults.stalled)
     aborted_read(connect("", api.url).get(fake.SERVICES, {}, read_timeout=3600))
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from proxyd.kube.client import TransportError, connect
+from tests.fakes import apifaults as faults
 from tests.fakes import apiserver as fake
 from tests.fakes.apiserver import ApiServer
 from tests.kube.access import Clock, aborted_read, get, kubeconfig, replace
@@ -85,6 +86,6 @@ class TestTls:
     def test_abort(self, tmp_path: Path) -> None:
         cert, key = make_certificate(tmp_path, "server")
         with ApiServer(serving(cert, key)) as api:
-            api.fail(fake.stalled)
+            api.fail(faults.stalled)
             config = kubeconfig(tmp_path / "config", api.url, **{"certificate-authority": "server.crt"})
             aborted_read(connect(config, "").get(fake.SERVICES, {}, read_timeout=3600))

@@ -8,6 +8,7 @@ import pytest
 
 from proxyd.kube import events
 from proxyd.kube.client import ApiError, TransportError, connect
+from tests.fakes import apifaults as faults
 from tests.fakes import apiserver as fake
 from tests.fakes.apiserver import ApiServer
 from tests.kube.access import get, kubeconfig
@@ -44,7 +45,7 @@ class TestWriting:
 
     @pytest.mark.parametrize("code", [403, 409, 422, 503])
     def test_what_the_server_refuses_is_an_error_and_is_not_tried_again(self, api: ApiServer, code: int) -> None:
-        api.fail(fake.status(code, "Because", retry_after=7))
+        api.fail(faults.status(code, "Because", retry_after=7))
         with pytest.raises(ApiError) as caught:
             connect("", api.url).post(self.EVENTS, self.EVENT)
         assert (caught.value.status, caught.value.reason, caught.value.retry_after) == (code, "Because", 7)

@@ -17,6 +17,7 @@ import pytest
 import structlog
 
 from proxyd.kube import reflector as reflector_module
+from tests.fakes import apifaults as faults
 from tests.fakes import apiserver as fake
 from tests.fakes.apiobjects import service
 from tests.fakes.apiserver import ApiServer
@@ -29,24 +30,24 @@ LEAK = 512
 Prepare = Callable[[ApiServer], None]
 
 
-def in_the_watch(fault: fake.Fault) -> Prepare:
+def in_the_watch(fault: faults.Fault) -> Prepare:
     return lambda api: api.fail(fault, kind="watch", times=10 * ROUNDS)
 
 
-def everywhere(fault: fake.Fault) -> Prepare:
+def everywhere(fault: faults.Fault) -> Prepare:
     return lambda api: api.fail(fault, times=10 * ROUNDS)
 
 
 def expiring_pages(api: ApiServer) -> None:
     """No streaming lists, pages that expire, and versions that do: all is listed anew all the time."""
-    api.fail(fake.status(422), kind="watchlist")
-    api.fail(fake.status(410, "Expired"), kind="page", times=10 * ROUNDS)
-    api.fail(fake.error_event(410, "Expired"), kind="watch", times=10 * ROUNDS)
+    api.fail(faults.status(422), kind="watchlist")
+    api.fail(faults.status(410, "Expired"), kind="page", times=10 * ROUNDS)
+    api.fail(faults.error_event(410, "Expired"), kind="watch", times=10 * ROUNDS)
 
 
 def expiring_lists(api: ApiServer) -> None:
     """Whole lists, and each expires at once."""
-    api.fail(fake.error_event(410, "Expired"), kind="watch", times=10 * ROUNDS)
+    api.fail(faults.error_event(410, "Expired"), kind="watch", times=10 * ROUNDS)
     api.fail(list_and_expire, kind="watchlist", times=10 * ROUNDS)
 
 
@@ -60,16 +61,16 @@ def bookmarks_and_an_end(exchange: fake.Exchange) -> None:
 
 TROUBLES: dict[str, Prepare] = {
     "refused": lambda api: api.stop(),
-    "broken in an event": in_the_watch(fake.cut_in_line),
+    "broken in an event": in_the_watch(faults.cut_in_line),
     "broken after bookmarks": in_the_watch(bookmarks_and_an_end),
-    "ended at once": in_the_watch(fake.end_at_once),
+    "ended at once": in_the_watch(faults.end_at_once),
     "expired": expiring_lists,
     "expired in pages": expiring_pages,
-    "unauthorized": everywhere(fake.status(401, "Unauthorized")),
-    "forbidden": everywhere(fake.status(403, "Forbidden")),
-    "patience": everywhere(fake.status(429, "TooManyRequests", retry_after=2)),
-    "an error": everywhere(fake.status(500, "InternalError")),
-    "garbled": everywhere(fake.garbage),
+    "unauthorized": everywhere(faults.status(401, "Unauthorized")),
+    "forbidden": everywhere(faults.status(403, "Forbidden")),
+    "patience": everywhere(faults.status(429, "TooManyRequests", retry_after=2)),
+    "an error": everywhere(faults.status(500, "InternalError")),
+    "garbled": everywhere(faults.garbage),
 }
 
 

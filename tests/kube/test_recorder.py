@@ -18,6 +18,7 @@ from proxyd.kube.events import Notice, Outcome
 from proxyd.kube.recorder import QUEUE_AT_MOST, TRIES, Limits, Recorder, Timing, uids
 from proxyd.model import Finding, Reason, Service, ServiceKey
 from tests import build
+from tests.fakes import apifaults as faults
 from tests.fakes import apiserver as fake
 from tests.fakes.apiserver import ApiServer
 
@@ -256,7 +257,7 @@ def troubles(logged: list[structlog.typing.EventDict]) -> list[str]:
 class TestTrouble:
     @pytest.mark.parametrize("code", [403, 404, 429, 500, 503])
     def test_what_fails_is_tried_again_and_logged_once(self, setting: Setting, code: int) -> None:
-        setting.api.fail(fake.status(code), times=TRIES - 1)
+        setting.api.fail(faults.status(code), times=TRIES - 1)
         with structlog.testing.capture_logs() as logged:
             setting.recorder.say(of_node())
             setting.outcomes.until(created=1)
@@ -268,7 +269,7 @@ class TestTrouble:
     def test_what_is_refused_again_and_again_is_given_up_and_others_have_their_turn(
         self, setting: Setting, code: int
     ) -> None:
-        setting.api.fail(fake.status(code), times=TRIES)
+        setting.api.fail(faults.status(code), times=TRIES)
         setting.recorder.say(of_node())
         setting.outcomes.until(given_up=1)
         setting.recorder.say(notice())
@@ -277,13 +278,13 @@ class TestTrouble:
 
     @pytest.mark.parametrize("code", [400, 422])
     def test_what_the_server_finds_wrong_is_not_tried_again(self, setting: Setting, code: int) -> None:
-        setting.api.fail(fake.status(code))
+        setting.api.fail(faults.status(code))
         setting.recorder.say(of_node())
         setting.outcomes.until(given_up=1)
         assert setting.api.count("post") == 1
 
     def test_a_server_that_is_in_trouble_for_long_gets_all_of_it_in_the_end(self, setting: Setting) -> None:
-        setting.api.fail(fake.status(503), times=3 * TRIES)
+        setting.api.fail(faults.status(503), times=3 * TRIES)
         setting.recorder.say(of_node())
         setting.recorder.say(notice())
         setting.outcomes.until(created=2)
@@ -292,7 +293,7 @@ class TestTrouble:
         monkeypatch.setattr(backoff, "FIRST_SECONDS", NEVER_AGAIN)
         monkeypatch.setattr(backoff, "CAP_SECONDS", NEVER_AGAIN)
         setting = Setting(api).started()
-        api.fail(fake.status(500), times=100)
+        api.fail(faults.status(500), times=100)
         with structlog.testing.capture_logs():
             for number in range(50):
                 setting.recorder.say(notice(number))
@@ -317,7 +318,7 @@ class TestTrouble:
     def test_a_conflict_while_counting_is_tried_again(self, setting: Setting) -> None:
         setting.recorder.say(of_node())
         setting.outcomes.until(created=1)
-        setting.api.fail(fake.status(409), kind="patch")
+        setting.api.fail(faults.status(409), kind="patch")
         setting.recorder.say(of_node())
         setting.outcomes.until(counted=1)
         assert setting.counts() == [2]

@@ -12,6 +12,7 @@ from proxyd.kube.reflector import Reflector, Timing
 from proxyd.kube.resources import ENDPOINT_SLICES, own_node
 from proxyd.kube.store import Store
 from proxyd.model import Endpoint, ServiceKey
+from tests.fakes import apifaults as faults
 from tests.fakes import apiserver as fake
 from tests.fakes.apiobjects import endpoint_slice, service
 from tests.fakes.apiserver import ApiServer
@@ -116,7 +117,7 @@ class TestListing:
     @pytest.mark.parametrize("code", [400, 422])
     def test_pages_where_there_is_no_watch_list(self, rig: Rig, api: ApiServer, code: int) -> None:
         api.put(fake.SERVICES, *(service(f"s{number}", "10.0.1.1") for number in range(1100)))
-        api.fail(fake.status(code, "Invalid"))
+        api.fail(faults.status(code, "Invalid"))
         rig.run_synced()
         assert len(rig.names()) == 1102
         assert [request.kind for request in api.requests] == ["watchlist", "list", "page", "page", "watch"]
@@ -125,17 +126,17 @@ class TestListing:
         assert (state.mode, state.errors, rig.delays) == ("list", {}, [])
 
     def test_the_server_is_not_asked_for_a_watch_list_again(self, rig: Rig, api: ApiServer) -> None:
-        api.fail(fake.status(422))
+        api.fail(faults.status(422))
         rig.run_synced()
-        api.fail(fake.status(410))
+        api.fail(faults.status(410))
         api.end_watches()
         until(lambda: rig.reflector.state.relists == 1)
         assert api.count("watchlist") == 1
 
     def test_pages_that_expire(self, rig: Rig, api: ApiServer) -> None:
         api.put(fake.SERVICES, *(service(f"s{number}", "10.0.1.1") for number in range(600)))
-        api.fail(fake.status(422))
-        api.fail(fake.status(410, "Expired"), kind="page")
+        api.fail(faults.status(422))
+        api.fail(faults.status(410, "Expired"), kind="page")
         rig.run_synced()
         assert len(rig.names()) == 602
         assert [request.kind for request in api.requests] == ["watchlist", "list", "page", "list", "watch"]
@@ -143,14 +144,14 @@ class TestListing:
 
     def test_nothing_is_replaced_by_half_a_list(self, rig: Rig, api: ApiServer) -> None:
         api.put(fake.SERVICES, *(service(f"s{number}", "10.0.1.1") for number in range(600)))
-        api.fail(fake.status(422))
-        api.fail(fake.status(500), kind="page", times=2)
+        api.fail(faults.status(422))
+        api.fail(faults.status(500), kind="page", times=2)
         assert rig.after_waits(2) == [0.8, 1.6]
         assert not rig.store.services.synced
         assert rig.names() == []
 
     def test_a_list_that_is_none(self, rig: Rig, api: ApiServer) -> None:
-        api.fail(fake.status(422))
+        api.fail(faults.status(422))
         for body in (b'{"metadata":{"resourceVersion":"1"},"items":[', b'{"metadata":{},"items":null}'):
             api.fail(lambda exchange, body=body: exchange.reply(200, body), kind="list")  # type: ignore[misc]
         rig.run_synced()
@@ -158,7 +159,7 @@ class TestListing:
         assert rig.reflector.state.errors == {"garbled": 2}
 
     def test_a_stream_that_breaks_in_the_initial_events(self, rig: Rig, api: ApiServer) -> None:
-        for fault in (fake.cut_in_line, fake.end_in_line, fake.end_in_initial_events):
+        for fault in (faults.cut_in_line, faults.end_in_line, faults.end_in_initial_events):
             api.fail(fault)
         assert rig.after_waits(3) == [0.8, 1.6, 3.2]
         assert rig.names() == []
@@ -170,7 +171,7 @@ class TestListing:
 
     def test_initial_events_that_never_end(self, rig: Rig, api: ApiServer) -> None:
         rig.make(Timing(clock=lambda: rig.now, chance=lambda: 0.0, initial=0.2))
-        api.fail(fake.no_end, kind="watchlist", times=2)
+        api.fail(faults.no_end, kind="watchlist", times=2)
         rig.run_synced()
         assert [request.kind for request in api.requests] == ["watchlist", "list", "watch"]
         assert rig.reflector.state.mode == "watchlist"
@@ -210,8 +211,10 @@ class TestListing:
 
 
 class TestRelisting:
-    @pytest.mark.parametrize("fault", [fake.status(410, "Expired"), fake.error_event(410), fake.error_event(0, "Gone")])
-    def test_only_real_differences_become_dirty(self, rig: Rig, api: ApiServer, fault: fake.Fault) -> None:
+    @pytest.mark.parametrize(
+        "fault", [faults.status(410, "Expired"), faults.error_event(410), faults.error_event(0, "Gone")]
+    )
+    def test_only_real_differences_become_dirty(self, rig: Rig, api: ApiServer, fault: faults.Fault) -> None:
         api.put(fake.SERVICES, *(service(f"s{number}", "10.0.1.1") for number in range(50)))
         rig.run_synced()
         rig.store.take()
@@ -232,7 +235,7 @@ class TestRelisting:
     def test_the_first_at_once_the_later_ones_backed_off(self, rig: Rig, api: ApiServer) -> None:
         rig.run_synced()
         rig.now += 600.0
-        api.fail(fake.error_event(410, "Expired"), kind="watch", times=4)
+        api.fail(faults.error_event(410, "Expired"), kind="watch", times=4)
         api.fail(list_and_expire, kind="watchlist", times=3)
         api.end_watches()
         until(lambda: len(rig.delays) >= 3)
@@ -244,8 +247,8 @@ class TestRelisting:
         """The usual case: an API server that was restarted no longer knows the version, and it is time to catch up."""
         rig.run_synced()
         rig.now += 600.0
-        api.fail(fake.status(503), kind="watch", times=4)
-        api.fail(fake.error_event(410, "Expired"), kind="watch")
+        api.fail(faults.status(503), kind="watch", times=4)
+        api.fail(faults.error_event(410, "Expired"), kind="watch")
         api.end_watches()
         until(lambda: rig.reflector.state.relists == 1)
         assert rig.delays == [0.8, 1.6, 3.2, 6.4]
@@ -253,8 +256,8 @@ class TestRelisting:
     def test_it_serves_the_old_objects_meanwhile(self, rig: Rig, api: ApiServer) -> None:
         rig.run_synced()
         rig.now += 600.0
-        api.fail(fake.status(410), kind="watch")
-        api.fail(fake.status(500), kind="watchlist", times=3)
+        api.fail(faults.status(410), kind="watch")
+        api.fail(faults.status(500), kind="watchlist", times=3)
         rig.most_waits = 3
         api.end_watches()
         until(lambda: len(rig.delays) == 3)
@@ -264,8 +267,8 @@ class TestRelisting:
     def test_a_version_that_the_server_keeps_refusing(self, rig: Rig, api: ApiServer) -> None:
         rig.run_synced()
         rig.now += 600.0
-        api.fail(fake.error_event(500, "InternalError"), kind="watch", times=2)
-        api.fail(fake.status(400, "BadRequest"), kind="watch")
+        api.fail(faults.error_event(500, "InternalError"), kind="watch", times=2)
+        api.fail(faults.status(400, "BadRequest"), kind="watch")
         api.end_watches()
         until(lambda: rig.reflector.state.relists == 1)
         assert [request.kind for request in api.requests] == ["watchlist", "watch", "watch", "watch", "watchlist"]

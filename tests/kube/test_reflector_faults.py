@@ -8,6 +8,7 @@ import structlog
 from proxyd.kube import client as transport
 from proxyd.kube.reflector import Reflector, Timing
 from proxyd.kube.resources import SERVICES
+from tests.fakes import apifaults as faults
 from tests.fakes import apiserver as fake
 from tests.fakes.apiobjects import service
 from tests.fakes.apiserver import ApiServer
@@ -20,18 +21,18 @@ class TestFaults:
     @pytest.mark.parametrize(
         ("fault", "reason"),
         [
-            (fake.status(500, "InternalError"), "http-500"),
-            (fake.status(503), "http-503"),
-            (fake.status(429), "http-429"),
-            (fake.status(404, "NotFound"), "http-404"),
-            (fake.error_event(500), "error-event"),
-            (fake.garbage, "garbled"),
-            (fake.raw_lines(b'{"type":"BOOKMARK","object":{"metadata":[]}}\n'), "garbled"),
-            (fake.raw_lines(b'{"type":"ERROR","object":17}\n'), "error-event"),
-            (fake.raw_lines(b'{"kind":"Status"}\n'), "garbled"),
+            (faults.status(500, "InternalError"), "http-500"),
+            (faults.status(503), "http-503"),
+            (faults.status(429), "http-429"),
+            (faults.status(404, "NotFound"), "http-404"),
+            (faults.error_event(500), "error-event"),
+            (faults.garbage, "garbled"),
+            (faults.raw_lines(b'{"type":"BOOKMARK","object":{"metadata":[]}}\n'), "garbled"),
+            (faults.raw_lines(b'{"type":"ERROR","object":17}\n'), "error-event"),
+            (faults.raw_lines(b'{"kind":"Status"}\n'), "garbled"),
         ],
     )
-    def test_from_the_beginning(self, rig: Rig, api: ApiServer, fault: fake.Fault, reason: str) -> None:
+    def test_from_the_beginning(self, rig: Rig, api: ApiServer, fault: faults.Fault, reason: str) -> None:
         api.fail(fault, times=100)
         assert rig.after_waits(7) == [0.8, 1.6, 3.2, 6.4, 12.8, 25.6, 30.0]
         assert api.count() == 7
@@ -42,13 +43,13 @@ class TestFaults:
     @pytest.mark.parametrize(
         ("fault", "reason"),
         [
-            (fake.end_at_once, "short"),
-            (fake.cut_in_line, "stream"),
-            (fake.end_in_line, "stream"),
-            (fake.status(500), "http-500"),
+            (faults.end_at_once, "short"),
+            (faults.cut_in_line, "stream"),
+            (faults.end_in_line, "stream"),
+            (faults.status(500), "http-500"),
         ],
     )
-    def test_in_the_watch(self, rig: Rig, api: ApiServer, fault: fake.Fault, reason: str) -> None:
+    def test_in_the_watch(self, rig: Rig, api: ApiServer, fault: faults.Fault, reason: str) -> None:
         rig.run_synced()
         rig.now += 600.0
         api.fail(fault, kind="watch", times=100)
@@ -63,7 +64,7 @@ class TestFaults:
     def test_it_recovers(self, rig: Rig, api: ApiServer) -> None:
         rig.run_synced()
         rig.now += 600.0
-        api.fail(fake.status(500), kind="watch", times=3)
+        api.fail(faults.status(500), kind="watch", times=3)
         api.end_watches()
         until(lambda: api.count("watch") == 4 and api.watching == 1)
         api.put(fake.SERVICES, service("c", "10.0.0.3"))
@@ -71,27 +72,27 @@ class TestFaults:
         assert api.count("watchlist") == 1
 
     def test_retry_after_is_the_least(self, rig: Rig, api: ApiServer) -> None:
-        api.fail(fake.status(429, retry_after=7))
-        api.fail(fake.status(503, retry_after=1))
+        api.fail(faults.status(429, retry_after=7))
+        api.fail(faults.status(503, retry_after=1))
         body = b'{"type":"ERROR","object":{"code":429,"details":{"retryAfterSeconds":9}}}\n'
-        api.fail(fake.raw_lines(body))
+        api.fail(faults.raw_lines(body))
         assert rig.after_waits(3) == [7.0, 1.6, 9.0]
 
     def test_forbidden_is_asked_ever_more_seldom_and_never_given_up(self, rig: Rig, api: ApiServer) -> None:
         """An API server that has just started forbids everything at first: that must not cost half a minute."""
-        api.fail(fake.status(403, "Forbidden"), times=8)
+        api.fail(faults.status(403, "Forbidden"), times=8)
         rig.run_synced()
         assert rig.delays == [0.8, 1.6, 3.2, 6.4, 12.8, 25.6, 30.0, 30.0]
         assert rig.reflector.state.errors == {"http-403": 8}
 
     def test_a_fault_that_lasts_is_said_once_a_minute(self, rig: Rig, api: ApiServer) -> None:
-        api.fail(fake.status(403, "Forbidden"), times=100)
+        api.fail(faults.status(403, "Forbidden"), times=100)
         with structlog.testing.capture_logs() as logs:
             assert sum(rig.after_waits(8)[:7]) == pytest.approx(80.4), "seconds from the first try to the eighth"
         assert [each["event"] for each in logs] == ["forbidden"] * 2
 
     def test_unauthorized_is_tried_again_at_once_but_once(self, rig: Rig, api: ApiServer) -> None:
-        api.fail(fake.status(401, "Unauthorized"), times=4)
+        api.fail(faults.status(401, "Unauthorized"), times=4)
         rig.run_synced()
         assert rig.delays == [0.8, 1.6, 3.2]
         assert api.count() == 5
@@ -106,7 +107,7 @@ class TestFaults:
 
     def test_no_answer_at_all(self, rig: Rig, api: ApiServer) -> None:
         rig.make(Timing(clock=lambda: rig.now, chance=lambda: 0.0, initial=0.1))
-        api.fail(fake.mute, times=2)
+        api.fail(faults.mute, times=2)
         rig.run_synced()
         assert rig.delays == [0.8, 1.6]
         assert rig.reflector.state.errors == {"timeout": 2}
@@ -176,7 +177,7 @@ class TestObjects:
             good = exchange.api.snapshot(exchange.request)[1][0][1]
             exchange.reply(200, b'{"metadata":{"resourceVersion":"102"},"items":[{"metadata":null},%b]}' % good)
 
-        api.fail(fake.status(422))
+        api.fail(faults.status(422))
         api.fail(one_bad)
         rig.run_synced()
         assert rig.names() == ["a"]
@@ -192,7 +193,7 @@ class TestObjects:
 class TestSilence:
     def test_a_silent_watch_ends_after_its_time_and_is_resumed(self, rig: Rig, api: ApiServer) -> None:
         rig.make(Timing(clock=lambda: rig.now, chance=lambda: 0.0, watch=(0.1, 0.2), margin=0.1, short=0.0))
-        api.fail(fake.stalled, kind="watch")
+        api.fail(faults.stalled, kind="watch")
         rig.run_synced()
         api.end_watches()
         until(lambda: rig.reflector.state.errors.get("timeout") == 1)
@@ -234,8 +235,8 @@ class TestStop:
     def test_before_it_was_started(self, rig: Rig) -> None:
         assert rig.reflector.stop()
 
-    @pytest.mark.parametrize("fault", [fake.stalled, fake.no_end])
-    def test_out_of_a_stalled_stream(self, rig: Rig, api: ApiServer, fault: fake.Fault) -> None:
+    @pytest.mark.parametrize("fault", [faults.stalled, faults.no_end])
+    def test_out_of_a_stalled_stream(self, rig: Rig, api: ApiServer, fault: faults.Fault) -> None:
         api.fail(fault)
         rig.reflector.start()
         until(lambda: rig.reflector.state.connected)
@@ -261,7 +262,7 @@ class TestStop:
         assert rig.reflector.stop(DEADLINE)
 
     def test_out_of_a_backoff(self, rig: Rig, api: ApiServer) -> None:
-        api.fail(fake.status(429, retry_after=60), times=100)
+        api.fail(faults.status(429, retry_after=60), times=100)
         rig.reflector = Reflector(transport.connect("", api.url), SERVICES, rig.store.services)
         rig.reflector.start()
         until(lambda: rig.reflector.state.errors.get("http-429") == 1)
@@ -274,7 +275,7 @@ class TestStop:
             exchange.send(b'{"metadata":')
             exchange.hold()
 
-        api.fail(fake.status(422))
+        api.fail(faults.status(422))
         api.fail(half, kind="list")
         rig.reflector.start()
         until(lambda: api.count("list") == 1)
