@@ -12,9 +12,8 @@ import structlog
 from proxyd.kube.store import Changes, Store
 from proxyd.model import Family, Finding, Node
 from proxyd.nft.drift import Drift
-from proxyd.sync.family import FamilySync, SettingsOf
+from proxyd.sync.family import FamilyRules, FamilySync, SettingsOf
 from proxyd.sync.full import StoppedError
-from proxyd.sync.reconcile import Reconciler
 from proxyd.sync.status import Observer, Status
 
 log = structlog.get_logger("proxyd.sync")
@@ -39,7 +38,7 @@ class SyncLoop:
     def __init__(
         self,
         store: Store,
-        reconcilers: Sequence[Reconciler],
+        reconcilers: Sequence[FamilyRules],
         settings_of: SettingsOf,
         observer: Observer,
         timing: Timing,

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Literal, Protocol
+from collections.abc import Mapping
+from typing import Literal, NamedTuple, Protocol
 
 import msgspec
 
@@ -12,6 +13,13 @@ from proxyd.model import Family, Finding, Node, NodeSettings
 
 # How foreign changes were undone.
 Repair = Literal["mended", "rewritten"]
+
+
+class Counts(NamedTuple):
+    """Rules by table of iptables: how many there are, and how many the last pass wrote."""
+
+    rules: Mapping[str, int] = {}
+    written: Mapping[str, int] = {}
 
 
 class PassResult(msgspec.Struct, frozen=True):
@@ -27,6 +35,7 @@ class PassResult(msgspec.Struct, frozen=True):
     operations: int
     error: str = ""
     refusals: int = 0
+    counts: Counts = Counts()
 
 
 class FamilyStatus(msgspec.Struct, frozen=True):
