@@ -35,8 +35,6 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def run(config: Config) -> int:
     """Runs the daemon; raises what keeps it from starting."""
-    if config.mode == "iptables":
-        raise UserError("mode iptables is not there yet: use --proxy-mode nftables (or mode: nftables)")
     # Imported late, so that --help and configuration errors are quick.
     from proxyd import daemon  # noqa: PLC0415
 

@@ -57,7 +57,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
 
     ``sync_period``, ``min_sync_period``, ``masquerade_all`` and ``masquerade_mark`` are those of the active mode.
     ``node_port_addresses`` holds CIDRs and the keywords primary, localhost and all; empty means every local address.
-    ``localhost_node_ports`` says whether those that name loopback are served there (nftables mode only).
+    ``localhost_node_ports`` says whether those that name loopback (in iptables mode: include it) are served there.
     ``cluster_cidrs`` has at most one range of each family. ``healthz_address`` and ``metrics_address`` are (host, port),
     None where disabled. ``unused`` lists fields that the file sets and proxyd does not act on; ``warnings`` is for
     people, one line each.
@@ -137,6 +137,8 @@ def _renamed(problem: Problem, origins: dict[str, str]) -> Problem:
 
 def _unused(document: Document) -> tuple[str, ...]:
     used = _USED.union(f"{active_mode(document)}.{name}" for name in _USED_OF_MODE)
+    if active_mode(document) == "iptables":
+        used |= {"iptables.localhostNodePorts"}
     defaults = dict(leaves(Document()))
     return tuple(path for path, value in leaves(document) if value != defaults[path] and path not in used)
 
@@ -171,7 +173,11 @@ def _effective(document: Document) -> Config:
         oom_score_adj=document.oom_score_adj,
         reset_gone_tcp=document.feature_gates.get(RESET_GONE_TCP, False),
         all_service_metrics=document.feature_gates.get(ALL_SERVICE_METRICS, False),
-        localhost_node_ports=document.feature_gates.get(LOCALHOST_NODE_PORTS, True),
+        localhost_node_ports=(
+            document.iptables.localhost_node_ports
+            if mode == "iptables"
+            else document.feature_gates.get(LOCALHOST_NODE_PORTS, True)
+        ),
     )
 
 

@@ -91,6 +91,20 @@ def _asks_for_loopback(family: Family, policy: NodePolicy) -> bool:
     return LOCALHOST in policy.node_port_addresses or named
 
 
+def reaches_loopback(family: Family, policy: NodePolicy) -> bool:
+    """Whether node ports include those of the loopback address, as iptables mode takes it: all, or a range with it in it.
+
+    Source: pkg/proxy/util/nodeport_addresses.go, ContainsIPv4Loopback.
+    """
+    loopback = "127.0.0.1" if family is Family.IPV4 else "::1"
+    ranges = [parsed for each in policy.node_port_addresses if (parsed := canonical_range(each))]
+    mine = [text for each, text in ranges if each is family]
+    keywords = [each for each in policy.node_port_addresses if "/" not in each]
+    if ALL in keywords or LOCALHOST in keywords or not (mine or keywords):
+        return True
+    return any(contains(text, loopback) or is_loopback_range(text) for text in mine)
+
+
 def _detector(family: Family, policy: NodePolicy, node: Node | None) -> LocalDetector | None:
     """How to tell packets of local pods (detectLocalMode); None where nothing is known for the family."""
     if policy.detect_local_mode == "BridgeInterface":

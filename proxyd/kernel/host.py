@@ -9,9 +9,11 @@ import socket
 from pathlib import Path
 
 from proxyd.addresses import canonical
+from proxyd.errors import CannotWorkHereError
 from proxyd.model import FAMILIES, Family
 
 TCP_BE_LIBERAL = Path("/proc/sys/net/netfilter/nf_conntrack_tcp_be_liberal")
+ROUTE_LOCALNET = Path("/proc/sys/net/ipv4/conf/all/route_localnet")
 _IPV6 = Path("/proc/net/if_inet6")
 
 
@@ -36,6 +38,18 @@ def tcp_be_liberal() -> bool | None:
         return TCP_BE_LIBERAL.read_text().strip() != "0"
     except OSError:
         return None
+
+
+def route_localnet() -> None:
+    """Lets packets to and from 127.0.0.0/8 leave the loopback interface. Raises ``CannotWorkHereError``."""
+    try:
+        if ROUTE_LOCALNET.read_text().strip() != "1":
+            ROUTE_LOCALNET.write_text("1")
+    except OSError as error:
+        raise CannotWorkHereError(
+            f"iptables.localhostNodePorts needs {ROUTE_LOCALNET} to be 1, and it cannot be written "
+            f"({error.strerror}): set it, or set iptables.localhostNodePorts to false"
+        ) from error
 
 
 def file_limit() -> int:

@@ -57,8 +57,7 @@ class Services:
             return Worked(forwarding, make(forwarding) if forwarding else None, findings)
         except Exception as error:
             log.exception("a Service could not be worked out", service=str(key), ip_family=self.family)
-            finding = Finding("Service", str(key), Reason.INTERNAL_ERROR, repr(error))
-            return Worked(None, None, (finding,), failed=True)
+            return Worked(None, None, (_fault(key, error),), failed=True)
 
     def settled(self, work: Mapping[ServiceKey, Worked[Any]], settings: NodeSettings) -> None:
         """Remembers Services as the kernel has them now."""
@@ -75,9 +74,17 @@ class Services:
         """Remembers that the kernel does not take a Service."""
         self.findings[key] = (Finding("Service", str(key), Reason.KERNEL_REFUSED, error),)
 
+    def faulty(self, key: ServiceKey, error: Exception) -> None:
+        """Remembers that a fault of ours kept a Service from being written."""
+        self.findings[key] = (_fault(key, error),)
+
     def count_anew(self, keys: Iterable[ServiceKey]) -> None:
         """Begins to count at 0, for these Services; of others nothing is known any more."""
         self.tally = Tally()
         # Each stays until its Service has been looked at again, so that a failure does not hide it for a while.
         here = set(keys)
         self.findings = {key: each for key, each in self.findings.items() if key in here}
+
+
+def _fault(key: ServiceKey, error: Exception) -> Finding:
+    return Finding("Service", str(key), Reason.INTERNAL_ERROR, repr(error))
