@@ -18,13 +18,11 @@ from proxyd.desired.settings import NodePolicy, needs_local_addresses, node_sett
 from proxyd.kernel import host
 from proxyd.kernel.conntrack import Conntrack
 from proxyd.kernel.counters import NetlinkCounters
-from proxyd.kernel.libnftables import LibNftables
 from proxyd.kernel.lock import lock_namespace
-from proxyd.kernel.notifications import Notifications
-from proxyd.kernel.predecessor import predecessors
 from proxyd.kernel.surroundings import read_surroundings
 from proxyd.kube.store import Store
 from proxyd.model import Family, Finding, Node, NodeSettings, Reason
+from proxyd.modes import Parts, build_mode
 from proxyd.serve import app, http
 from proxyd.serve.advice import advise
 from proxyd.serve.health import Moment, is_ready
@@ -37,7 +35,6 @@ from proxyd.startup import announce, identity, policy_of
 from proxyd.sync.cleaner import FlowCleaner
 from proxyd.sync.loop import SyncLoop, Timing
 from proxyd.sync.meter import Meter
-from proxyd.sync.reconcile import Reconciler
 from proxyd.sync.status import Status
 from proxyd.sync.takeover import Takeover
 from proxyd.sync.traffic import ALL, TOP
@@ -133,7 +130,6 @@ class Daemon:
         policy = policy_of(config)
         self._config = config
         self._lock = lock_namespace()
-        self._nft = LibNftables()
         self._families = host.supported_families()
         self._store = store = Store()
         self._sources, self._watches = sources(config, store, policy.node_name)
@@ -153,31 +149,34 @@ class Daemon:
         self._meter = Meter(NetlinkCounters(), self._families, ALL if config.all_service_metrics else TOP)
         self._metrics.add(TrafficCollector(lambda: self._meter.traffic))
         stopping = self._ended.is_set
+        mode = build_mode(config, policy, self._families, Parts(store.service, stopping, progress.note, flows.give))
         self._loop = SyncLoop(
             store,
-            [Reconciler(f, self._nft, store.service, stopping, progress.note, flows.give) for f in self._families],
+            mode.rules,
             facts.settings,
             self._metrics,
             Timing(config.min_sync_period, config.sync_period),
             config.mode,
             lambda: node_findings(store, expected),
         )
-        self._notifications = Notifications(lambda: self._nft.port, self._loop.drifted)
-        self._takeover = Takeover(predecessors(self._families))
+        self._watch = mode.watch(self._loop.drifted)
+        self._takeover = Takeover(mode.predecessors)
         self._loop.subscribe(self._takeover.update)
         self._server = http.Server()
         connections = min(MAX_CONNECTIONS, host.file_limit() // 4)
         self._localhost = LocalhostRelay(self._server, self._metrics.localhost, max_connections=connections)
         self._syncing = threading.Thread(target=self._loop.run, name="sync")
-        self._identity = identity(config, policy, self._nft.version, self._families)
+        self._identity = identity(config, policy, mode.nftables, self._families, mode.detected)
         announce(self._identity, config)
 
     def start(self) -> None:
         """Starts everything. Raises ``UserError`` where a source cannot be read at all."""
         self._server.start()
         self._listen()
-        self._notifications.start()
-        self._meter.start()
+        self._watch.start()
+        if self._config.mode == "nftables":
+            # The rules of iptables mode count nothing that can be read cheaply.
+            self._meter.start()
         for source in self._sources:
             source.start()
         self._syncing.start()
@@ -203,7 +202,7 @@ class Daemon:
         self._syncing.join(STOP_WITHIN)
         for source in self._sources:
             source.stop()
-        self._notifications.stop()
+        self._watch.stop()
         self._flows.stop()
         self._meter.stop()
         self._localhost.drain(max(0.0, drained_at - time.monotonic()))

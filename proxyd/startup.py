@@ -36,8 +36,12 @@ def policy_of(config: Config) -> NodePolicy:
     )
 
 
-def identity(config: Config, policy: NodePolicy, nft_version: str, families: Sequence[Family]) -> Identity:
-    """Who we are and what was found. ``nft_version`` is that of libnftables; ``families`` those of this kernel."""
+def identity(
+    config: Config, policy: NodePolicy, nft_version: str, families: Sequence[Family], of_mode: Sequence[Detected] = ()
+) -> Identity:
+    """Who we are and what was found. ``nft_version`` is that of libnftables ("": not used here), ``families`` those of
+    this kernel, ``of_mode`` what was found for the mode alone.
+    """
     return Identity(
         version=__version__,
         mode=config.mode,
@@ -45,22 +49,15 @@ def identity(config: Config, policy: NodePolicy, nft_version: str, families: Seq
         started=timestamp(Moment.now().unix),
         kernel=host.kernel_release(),
         nftables=nft_version,
-        detected=tuple(_detected(config, policy, families)),
+        detected=(*_detected(config, policy, families), *of_mode),
     )
 
 
 def announce(me: Identity, config: Config) -> None:
     """The start-up line, and what is odd about the configuration."""
     found = {each.name.replace(" ", "_"): each.value for each in me.detected}
-    log.info(
-        "proxyd starts",
-        version=me.version,
-        mode=me.mode,
-        node=me.node,
-        kernel=me.kernel,
-        nftables=me.nftables,
-        **found,
-    )
+    nft = {"nftables": me.nftables} if me.nftables else {}
+    log.info("proxyd starts", version=me.version, mode=me.mode, node=me.node, kernel=me.kernel, **nft, **found)
     for warning in config.warnings:
         log.warning(warning)
     if config.unused:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
+from proxyd.ipt.names import CANARY
 from proxyd.kernel.iptables import Backend, Iptables, IptablesRefusedError, IptablesTools, IptablesUnavailableError
 from proxyd.model import Family
 
-# Chains that the kubelet makes, so that others know which backend the node uses (KEP-3178).
+# Chains of table mangle that the kubelet makes, so that others know which backend the node uses (KEP-3178).
 HINTS = ("KUBE-IPTABLES-HINT", "KUBE-KUBELET-CANARY")
-_HINT_LINES = tuple(f":{hint} " for hint in HINTS)
+_MANGLE = "mangle"
 
 
 class Choice(NamedTuple):
@@ -20,11 +21,6 @@ class Choice(NamedTuple):
     why: str
 
 
-class _Found(NamedTuple):
-    hinted: bool
-    rules: int
-
-
 def choose_backend(
     families: Sequence[Family],
     plain: Backend | None,
@@ -32,31 +28,34 @@ def choose_backend(
 ) -> Choice:
     """Chooses as the wrapper scripts of upstream's images do: the kubelet's hint, else where there are more rules.
 
-    Without rules anywhere: ``plain``, the backend of the host's own ``iptables``, else nft. Source:
-    kubernetes-sigs/iptables-wrappers.
+    Before rules are counted, the canary that kube-proxy and proxyd leave counts as a hint too. Without rules anywhere:
+    ``plain``, the backend of the host's own ``iptables``, else nft. Source: kubernetes-sigs/iptables-wrappers.
     """
-    nft = _look([tools(family, Backend.NFT) for family in families])
-    if nft.hinted:
-        return Choice(Backend.NFT, "the kubelet's rules are there")
-    legacy = _look([tools(family, Backend.LEGACY) for family in families])
-    if legacy.hinted:
-        return Choice(Backend.LEGACY, "the kubelet's rules are there")
-    if legacy.rules != nft.rules:
-        backend = Backend.LEGACY if legacy.rules > nft.rules else Backend.NFT
-        return Choice(backend, f"{max(legacy.rules, nft.rules)} of {legacy.rules + nft.rules} rules are there")
+    both = {backend: [tools(family, backend) for family in families] for backend in (Backend.NFT, Backend.LEGACY)}
+    for hints, whose in ((HINTS, "the kubelet's"), ((CANARY,), "a service proxy's")):
+        for backend, each in both.items():
+            if _has(each, hints):
+                return Choice(backend, f"{whose} rules are there")
+    rules = {backend: sum(line.startswith("-") for line in _lines(each)) for backend, each in both.items()}
+    if rules[Backend.LEGACY] != rules[Backend.NFT]:
+        most = max(rules, key=lambda each: rules[each])
+        return Choice(most, f"{rules[most]} of {sum(rules.values())} rules are there")
     if plain is not None:
         return Choice(plain, "no rules yet; the host's own iptables is of it")
     return Choice(Backend.NFT, "no rules yet")
 
 
-def _look(all_tools: Sequence[Iptables]) -> _Found:
-    hinted, rules = False, 0
+def _has(all_tools: Sequence[Iptables], chains: Sequence[str]) -> bool:
+    names = tuple(f":{chain} " for chain in chains)
+    return any(line.startswith(names) for line in _lines(all_tools, _MANGLE))
+
+
+def _lines(all_tools: Sequence[Iptables], only: str = "") -> Iterator[str]:
+    """The lines of tables that are there already: the legacy tool would make the others."""
     for tools in all_tools:
         try:
             for table in tools.tables():
-                for line in tools.save(table):
-                    hinted = hinted or line.startswith(_HINT_LINES)
-                    rules += line.startswith("-")
+                if only in ("", table):
+                    yield from tools.save(table)
         except (IptablesUnavailableError, IptablesRefusedError):
             continue
-    return _Found(hinted, rules)

@@ -181,6 +181,12 @@ def _usual_path() -> str:
     return os.pathsep.join((os.environ.get("PATH", ""), "/usr/sbin", "/sbin"))
 
 
+def plain_backend() -> Backend | None:
+    """The backend of the host's own ``iptables``, None where there is none."""
+    plain = shutil.which("iptables", path=_usual_path())
+    return _backend_of(plain) if plain is not None else None
+
+
 def _backend_of(tool: str) -> Backend:
     done = subprocess.run([tool, "--version"], capture_output=True, text=True, check=False)  # noqa: S603
     return Backend.NFT if "nf_tables" in done.stdout else Backend.LEGACY

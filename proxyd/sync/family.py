@@ -90,7 +90,9 @@ class FamilyRules(Protocol):
 class FamilySync:
     """Runs the passes of one family and keeps its status. Used by the sync thread only; ``status`` is replaced whole."""
 
-    def __init__(self, reconciler: FamilyRules, settings_of: SettingsOf, observer: Observer, sync_period: float) -> None:
+    def __init__(
+        self, reconciler: FamilyRules, settings_of: SettingsOf, observer: Observer, sync_period: float
+    ) -> None:
         self.status = FamilyStatus(reconciler.family)
         self.reconciler = reconciler
         # When the next attempt is due although nothing changes (monotonic seconds), None where nothing is owed.

@@ -1,0 +1,121 @@
+"""What differs between the modes when everything is put together: rules, who notices foreign changes, what is found."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import NamedTuple, Protocol
+
+from proxyd.config import Config
+from proxyd.desired.conflicts import FrontendKey
+from proxyd.desired.flows import Live
+from proxyd.desired.services import Lookup
+from proxyd.desired.settings import NodePolicy, reaches_loopback
+from proxyd.errors import UserError
+from proxyd.ipt.style import Style
+from proxyd.kernel import host
+from proxyd.kernel.ipt_backend import Choice, choose_backend
+from proxyd.kernel.ipt_rules import ToolRules
+from proxyd.kernel.iptables import Backend, IptablesTools, plain_backend
+from proxyd.kernel.libnftables import LibNftables
+from proxyd.kernel.notifications import Notifications
+from proxyd.kernel.predecessor import Predecessor, predecessors
+from proxyd.model import Family
+from proxyd.nft.drift import Drift
+from proxyd.serve.report import Detected
+from proxyd.sync.family import FamilyRules
+from proxyd.sync.ipt_reconcile import IptReconciler
+from proxyd.sync.reconcile import Reconciler
+
+# Overrules the choice of a backend: nft or legacy.
+BACKEND_VARIABLE = "PROXYD_IPTABLES_BACKEND"
+# From this version of iptables on, masquerading can choose ports at random.
+_RANDOM_FULLY = (1, 6, 2)
+
+
+class Watch(Protocol):
+    """Who notices foreign changes, on a thread of its own."""
+
+    def start(self) -> None:
+        """Starts the thread."""
+
+    def stop(self) -> None:
+        """Ends it."""
+
+
+class Parts(NamedTuple):
+    """What rules of any mode need from the rest."""
+
+    lookup: Lookup
+    stopping: Callable[[], bool]
+    progress: Callable[[Family, int, int], None]
+    clean_flows: Callable[[Family, Mapping[FrontendKey, Live]], None]
+
+
+class Mode(NamedTuple):
+    """A mode, ready to be joined with the rest. ``nftables`` is the library's version, "" where it is not used."""
+
+    rules: Sequence[FamilyRules]
+    predecessors: Sequence[Predecessor]
+    watch: Callable[[Callable[[Drift], None]], Watch]
+    nftables: str = ""
+    detected: tuple[Detected, ...] = ()
+
+
+def build_mode(config: Config, policy: NodePolicy, families: Sequence[Family], parts: Parts) -> Mode:
+    """Builds the mode of the configuration. Raises ``CannotWorkHereError``, ``UserError``."""
+    return _iptables(config, policy, families, parts) if config.mode == "iptables" else _nftables(families, parts)
+
+
+def _nftables(families: Sequence[Family], parts: Parts) -> Mode:
+    nft = LibNftables()
+    lookup, stopping, progress, clean_flows = parts
+    return Mode(
+        rules=[Reconciler(family, nft, lookup, stopping, progress, clean_flows) for family in families],
+        predecessors=predecessors(families),
+        watch=lambda drifted: Notifications(lambda: nft.port, drifted),
+        nftables=nft.version,
+    )
+
+
+def _iptables(config: Config, policy: NodePolicy, families: Sequence[Family], parts: Parts) -> Mode:
+    chosen = _choice(families)
+    tools = {family: IptablesTools(family, chosen.backend) for family in families}
+    version = max(each.version() for each in tools.values())
+    localhost = config.localhost_node_ports and reaches_loopback(Family.IPV4, policy)
+    if localhost:
+        host.route_localnet()
+    style = Style(
+        drop_invalid=policy.drop_invalid,
+        localhost_node_ports=localhost,
+        random_ports=version >= _RANDOM_FULLY,
+    )
+    lookup, stopping, progress, clean_flows = parts
+    return Mode(
+        rules=[
+            IptReconciler(family, ToolRules(each), lookup, style, stopping, progress, clean_flows)
+            for family, each in tools.items()
+        ],
+        predecessors=predecessors(families, chosen.backend),
+        watch=lambda drifted: _Nobody(),
+        detected=tuple(_found(chosen, version, localhost=localhost)),
+    )
+
+
+def _choice(families: Sequence[Family]) -> Choice:
+    forced = os.environ.get(BACKEND_VARIABLE, "")
+    if forced and forced not in tuple(Backend):
+        raise UserError(f"{BACKEND_VARIABLE}: must be {' or '.join(Backend)}, got {forced!r}")
+    return Choice(Backend(forced), BACKEND_VARIABLE) if forced else choose_backend(families, plain_backend())
+
+
+def _found(chosen: Choice, version: tuple[int, ...], *, localhost: bool) -> Iterable[Detected]:
+    yield Detected("iptables", ".".join(map(str, version)), "iptables --version")
+    yield Detected("iptables backend", chosen.backend, chosen.why)
+    yield Detected("node ports on localhost", "yes" if localhost else "no", "iptables.localhostNodePorts, IPv4")
+
+
+class _Nobody:
+    def start(self) -> None: ...
+
+    def stop(self) -> None: ...
