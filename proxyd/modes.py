@@ -15,7 +15,9 @@ from proxyd.errors import UserError
 from proxyd.ipt.style import Style
 from proxyd.kernel import host
 from proxyd.kernel.ipt_backend import Choice, choose_backend
+from proxyd.kernel.ipt_notices import OwnAuthor
 from proxyd.kernel.ipt_rules import ToolRules
+from proxyd.kernel.ipt_watch import Expected, LegacyWatch
 from proxyd.kernel.iptables import Backend, IptablesTools, plain_backend
 from proxyd.kernel.libnftables import LibNftables
 from proxyd.kernel.notifications import Notifications
@@ -80,7 +82,11 @@ def _nftables(families: Sequence[Family], parts: Parts) -> Mode:
 
 def _iptables(config: Config, policy: NodePolicy, families: Sequence[Family], parts: Parts) -> Mode:
     chosen = _choice(families)
-    tools = {family: IptablesTools(family, chosen.backend) for family in families}
+    own, legacy = OwnAuthor(), LegacyWatch(families) if chosen.backend is Backend.LEGACY else None
+    tools = {
+        family: IptablesTools(family, chosen.backend, author=legacy.author(family) if legacy else own)
+        for family in families
+    }
     version = max(each.version() for each in tools.values())
     localhost = config.localhost_node_ports and reaches_loopback(Family.IPV4, policy)
     if localhost:
@@ -91,15 +97,26 @@ def _iptables(config: Config, policy: NodePolicy, families: Sequence[Family], pa
         random_ports=version >= _RANDOM_FULLY,
     )
     lookup, stopping, progress, clean_flows = parts
+    rules = {
+        family: IptReconciler(family, ToolRules(each), lookup, style, stopping, progress, clean_flows)
+        for family, each in tools.items()
+    }
+
+    def watch(drifted: Callable[[Drift], None]) -> Watch:
+        if legacy is None:
+            return own.watch(drifted)
+        return legacy.watch({family: (tools[family], _expected(each)) for family, each in rules.items()}, drifted)
+
     return Mode(
-        rules=[
-            IptReconciler(family, ToolRules(each), lookup, style, stopping, progress, clean_flows)
-            for family, each in tools.items()
-        ],
+        rules=list(rules.values()),
         predecessors=predecessors(families, chosen.backend),
-        watch=lambda drifted: _Nobody(),
+        watch=watch,
         detected=tuple(_found(chosen, version, localhost=localhost)),
     )
+
+
+def _expected(rules: IptReconciler) -> Expected:
+    return lambda: rules.expected
 
 
 def _choice(families: Sequence[Family]) -> Choice:
@@ -113,9 +130,3 @@ def _found(chosen: Choice, version: tuple[int, ...], *, localhost: bool) -> Iter
     yield Detected("iptables", ".".join(map(str, version)), "iptables --version")
     yield Detected("iptables backend", chosen.backend, chosen.why)
     yield Detected("node ports on localhost", "yes" if localhost else "no", "iptables.localhostNodePorts, IPv4")
-
-
-class _Nobody:
-    def start(self) -> None: ...
-
-    def stop(self) -> None: ...

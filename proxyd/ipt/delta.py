@@ -16,6 +16,9 @@ from proxyd.ipt.render import ServiceRules, chain_names, render_dispatch, render
 from proxyd.ipt.style import Style
 from proxyd.model import Family, NodeSettings, ServiceKey
 
+# A chain that Services share, or a table with "" for all chains of Services together.
+Place = tuple[Table, str]
+
 
 class Record(NamedTuple):
     """What was written for one Service."""
@@ -29,15 +32,15 @@ class Plan(NamedTuple):
 
     transaction: Transaction
     records: dict[ServiceKey, Record | None]
-    counts: Mapping[Table, int] = {}
+    counts: Mapping[Place, int] = {}
     """How many rules there will be more, or fewer."""
 
 
-def count(rules: ServiceRules) -> Counter[Table]:
-    """How many rules these are in each table."""
-    counted = Counter(each.table for each in rules.dispatch)
+def count(rules: ServiceRules) -> Counter[Place]:
+    """How many rules these are in each place."""
+    counted = Counter((each.table, each.chain) for each in rules.dispatch)
     for chain in rules.chains:
-        counted[chain.table] += len(chain.rules)
+        counted[chain.table, ""] += len(chain.rules)
     return counted
 
 
@@ -47,8 +50,8 @@ class Holdings:
     def __init__(self, family: Family, settings: NodeSettings) -> None:
         self.family = family
         self.settings = settings
-        self.counts: Counter[Table] = Counter()
-        """How many rules of Services there are in each table."""
+        self.counts: Counter[Place] = Counter()
+        """How many rules of Services there are in each place."""
         self._records: dict[ServiceKey, Record] = {}
 
     def __contains__(self, key: ServiceKey) -> bool:
@@ -65,7 +68,7 @@ class Holdings:
         insert: list[Placed] = []
         gone: list[ChainName] = []
         records: dict[ServiceKey, Record | None] = {}
-        counts: Counter[Table] = Counter()
+        counts: Counter[Place] = Counter()
         for key, forwarding in changes.items():
             records[key] = record = Record(forwarding, style) if forwarding is not None else None
             old, new = self.rules(self._records.get(key)), self.rules(record)
@@ -90,7 +93,7 @@ class Holdings:
             else:
                 self._records[key] = record
 
-    def take(self, records: Mapping[ServiceKey, Record], counts: Mapping[Table, int]) -> None:
+    def take(self, records: Mapping[ServiceKey, Record], counts: Mapping[Place, int]) -> None:
         """Takes over Services that had nothing before and have been written whole, with so many rules."""
         self.counts.update(counts)
         self._records.update(records)

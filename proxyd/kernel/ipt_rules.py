@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterable
 from typing import Protocol
 
 import msgspec
 
-from proxyd.ipt.fixed import JUMPS, SHARED_JUMPS
+from proxyd.ipt.jumps import JUMP_PLACES, find_jump
 from proxyd.ipt.objects import ChainName, Placed, Table, Transaction
 from proxyd.ipt.ownership import BUILT_IN
-from proxyd.ipt.restore import restore_input, rule_text
+from proxyd.ipt.restore import restore_input
 from proxyd.kernel import nfnetlink
 from proxyd.kernel.iptables import Backend, IptablesRefusedError, IptablesTools, IptablesUnavailableError
 from proxyd.kernel.ruleset import KernelRefusedError
@@ -78,7 +77,7 @@ class ToolRules:
         """See ``IptRules``."""
         try:
             existing = self._tools.tables() if self._tools.backend is Backend.LEGACY else tuple(Table)
-            places = dict.fromkeys((each.table, each.chain) for each in _JUMPS.values() if each.table in existing)
+            places = [place for place in JUMP_PLACES if place[0] in existing]
             listed = (
                 find_jump(table, line) for table, chain in places for line in self._tools.list_chain(table, chain)
             )
@@ -110,22 +109,3 @@ class ToolRules:
 
 
 _TABLES = {str(table) for table in Table}
-
-
-def _words(table: str, line: str) -> tuple[str, ...]:
-    """A rule's words in an order of their own: the tools print options in another order than they are given."""
-    return (table, *sorted(shlex.split(line)))
-
-
-_JUMPS = {_words(each.table, f"-A {each.chain}{rule_text(each.rule)}"): each for each in (*JUMPS, *SHARED_JUMPS)}
-_CHAINS = tuple(f"-A {chain} " for chain in sorted({each.chain for each in _JUMPS.values()}))
-
-
-def find_jump(table: str, line: str) -> Placed | None:
-    """The jump of ours that a line of a saved table is, if it is one."""
-    if not line.startswith(_CHAINS):
-        return None
-    try:
-        return _JUMPS.get(_words(table, line))
-    except ValueError:  # quotes that do not end: nothing of ours
-        return None

@@ -16,6 +16,7 @@ _SUBSYSTEM_NFTABLES = 10
 # Message numbers of nf_tables: what was made; what was deleted has the number two above.
 _KINDS = {0: "table", 3: "chain", 6: "rule", 9: "set", 12: "element", 18: "object", 22: "flowtable"}
 _NEW_GENERATION = 15
+_END = "end"
 _FAMILIES = {2: Family.IPV4, 10: Family.IPV6}
 _HEADER = struct.Struct("=IHHII")
 _ATTRIBUTE = struct.Struct("=HH")
@@ -71,7 +72,19 @@ class Notice(NamedTuple):
                 edits.element(self.name, text, there=not self.deleted)
 
 
-def notices(data: bytes) -> Iterator[Notice]:
+class Message(NamedTuple):
+    """One message about nftables, whoever's table it is about; ``kind`` is "end" at the end of a transaction."""
+
+    author: int
+    family: Family | None = None
+    kind: str = ""
+    table: str = ""
+    name: str = ""
+    deleted: bool = False
+    body: bytes = b""
+
+
+def messages(data: bytes) -> Iterator[Message]:
     """The messages of one delivery."""
     offset = 0
     while offset + _HEADER.size <= len(data):
@@ -79,18 +92,28 @@ def notices(data: bytes) -> Iterator[Notice]:
         if length < _HEADER.size:
             return
         if kind >> 8 == _SUBSYSTEM_NFTABLES:
-            yield _notice(kind & 0xFF, author, data[offset + _HEADER.size : offset + length])
+            yield _message(kind & 0xFF, author, data[offset + _HEADER.size : offset + length])
         offset += (length + 3) & ~3
 
 
-def _notice(number: int, author: int, body: bytes) -> Notice:
+def notices(data: bytes) -> Iterator[Notice]:
+    """The messages of one delivery, read as far as they are about our table of nftables mode."""
+    for each in messages(data):
+        if each.family is None or each.table != TABLE:
+            yield Notice(each.author, ends=each.kind == _END)
+        else:
+            yield Notice(each.author, False, each.family, each.kind, each.name, each.deleted, each.body)
+
+
+def _message(number: int, author: int, body: bytes) -> Message:
     if number == _NEW_GENERATION:
-        return Notice(author, ends=True)
+        return Message(author, kind=_END)
     family = _FAMILIES.get(body[0]) if body else None
     kind, deleted = (_KINDS[number], False) if number in _KINDS else (_KINDS.get(number - 2, ""), True)
-    if family is None or not kind or _name(body, 1) != TABLE:
-        return Notice(author, ends=False)
-    return Notice(author, False, family, kind, _name(body, _NAME_ATTRIBUTE.get(kind, 1)), deleted, body)
+    if family is None or not kind:
+        return Message(author)
+    name = _name(body, _NAME_ATTRIBUTE.get(kind, 1))
+    return Message(author, family, kind, _name(body, 1), name, deleted, body)
 
 
 def _name(body: bytes, number: int) -> str:

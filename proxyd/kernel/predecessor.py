@@ -103,7 +103,7 @@ class OwnTable:
             chains = [each for each, _ in _chains(self.family) if each.table == TABLE]
         return Found(chains=tuple(sorted(chains))) if chains else None
 
-    def remove(self, found: Found) -> None:
+    def remove(self, found: Found) -> None:  # noqa: ARG002  (all of it goes)
         """See ``Predecessor``. In one transaction: every connection meets all of it, or nothing."""
         with _telling():
             self._library().run(f"delete table {FAMILY_WORD[self.family]} {TABLE}\n")

@@ -16,7 +16,7 @@ from proxyd.desired.conflicts import FrontendKey
 from proxyd.desired.flows import Live
 from proxyd.desired.forwarding import Forwarding
 from proxyd.desired.services import Lookup
-from proxyd.ipt.delta import Holdings
+from proxyd.ipt.delta import Holdings, Place
 from proxyd.ipt.fixed import CANARIES, fixed_chains
 from proxyd.ipt.objects import Chain, Placed, Table, Transaction
 from proxyd.ipt.ownership import BUILT_IN
@@ -55,6 +55,8 @@ class IptReconciler:
         self.family = family
         self.settings: NodeSettings | None = None
         self.rewritten = False
+        self.expected: Mapping[Place, int] = {}
+        """How many rules there should be in each place; replaced whole after each pass. For any thread."""
         self._style = style
         self._services = Services(family, lookup)
         self._commits = RuleCommits(family, kernel)
@@ -78,13 +80,15 @@ class IptReconciler:
     def counts(self) -> Counts:
         """See ``FamilyRules``."""
         tables = (Table.NAT, Table.FILTER)
-        written = {str(table): self._commits.rules[table] for table in tables}
-        if self._holdings is None:
-            return Counts({}, written)
-        total = Counter(self._holdings.counts)
-        for chain in self._own_chains(self._holdings.settings):
-            total[chain.table] += len(chain.rules)
-        return Counts({str(table): total[table] for table in tables}, written)
+        total = Counter[str]()
+        for (table, _), number in self.expected.items():
+            total[table] += number
+        return Counts({str(t): total[t] for t in tables}, {str(t): self._commits.rules[t] for t in tables})
+
+    @property
+    def full_owed(self) -> bool:
+        """Whether the next pass has to write everything."""
+        return self._holdings is None
 
     @property
     def tally(self) -> Tally:
@@ -95,11 +99,6 @@ class IptReconciler:
     def findings(self) -> dict[ServiceKey, tuple[Finding, ...]]:
         """See ``FamilyRules``."""
         return self._services.findings
-
-    @property
-    def full_owed(self) -> bool:
-        """Whether the next pass has to write everything."""
-        return self._holdings is None
 
     @property
     def cleanup_owed(self) -> bool:
@@ -118,7 +117,10 @@ class IptReconciler:
         self._commits.begin()
         self.rewritten = False
         self._owed.update(dirty)
-        self._write(all_keys, settings)
+        try:
+            self._write(all_keys, settings)
+        finally:
+            self.expected = self._count()
         self._hand_over_flows()
 
     def retry_quarantined(self) -> None:
@@ -130,6 +132,7 @@ class IptReconciler:
                 self._change(self._holdings, {key})
             except KernelRefusedError:
                 continue
+        self.expected = self._count()
         self._hand_over_flows()
 
     def forget(self) -> None:
@@ -211,6 +214,14 @@ class IptReconciler:
         """All chains that belong to no Service, without rules of Services."""
         style = self._style
         return (*CANARIES, *fixed_chains(settings, style), *dispatch_chains(settings, style))
+
+    def _count(self) -> Mapping[Place, int]:
+        if self._holdings is None:
+            return {}
+        total = Counter(self._holdings.counts)
+        for chain in self._own_chains(self._holdings.settings):
+            total[chain.table, chain.name] += len(chain.rules)
+        return total
 
     def _style_for(self, endpoints: int) -> Style:
         return msgspec.structs.replace(self._style, comments=endpoints <= LARGE)
