@@ -110,7 +110,8 @@ class IptablesTools:
     def version(self) -> tuple[int, ...]:
         """The tools' version. Raises ``IptablesUnavailableError``."""
         done = subprocess.run([self._tool(""), "--version"], capture_output=True, text=True, check=False)  # noqa: S603
-        return tuple(map(int, re.findall(r"\d+", done.stdout)[:3]))
+        found = re.search(r"\bv(\d+)\.(\d+)\.(\d+)", done.stdout)
+        return tuple(map(int, found.groups())) if found else ()
 
     def restore(self, text: str | Iterable[str]) -> None:
         """See ``Iptables``."""
