@@ -9,10 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TypeVar
 
+from proxyd.ipt import names
 from proxyd.ipt.objects import Chain, ChainName, Transaction
 from proxyd.model import Family
 
 T = TypeVar("T")
+_INNERMOST = (names.ENDPOINT, names.SERVICE, names.LOCAL, names.EXTERNAL, names.SOURCES)
 
 
 def steps(transaction: Transaction, batch: int) -> Iterator[Transaction]:
@@ -21,11 +23,16 @@ def steps(transaction: Transaction, batch: int) -> Iterator[Transaction]:
     if len(t.chains) + len(t.delete_chains) <= batch:
         yield t
         return
-    for chains in _parts(t.chains, batch):
+    for chains in _parts(sorted(t.chains, key=_depth), batch):
         yield Transaction(t.family, chains=tuple(chains))
     if t.delete or t.insert:
         yield Transaction(t.family, delete=t.delete, insert=t.insert)
     yield from removal(t.family, t.delete_chains, batch)
+
+
+def _depth(chain: Chain) -> int:
+    """What rules lead to has to be there before them."""
+    return next((depth for depth, prefix in enumerate(_INNERMOST) if chain.name.startswith(prefix)), len(_INNERMOST))
 
 
 def removal(family: Family, chains: Sequence[ChainName], batch: int) -> Iterator[Transaction]:
