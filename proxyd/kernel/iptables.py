@@ -103,6 +103,14 @@ class IptablesTools:
         """See ``Iptables``. Reads line by line, so that a large table costs no memory here."""
         return self._lines([self._tool("save"), "-t", table])
 
+    def everything(self) -> Iterator[str]:
+        """The lines of all tables that exist. Raises the errors of ``save``."""
+        if self.backend is Backend.NFT:
+            yield from self._lines([self._tool("save")])
+            return
+        for table in self.tables():
+            yield from self.save(table)
+
     def list_chain(self, table: str, chain: str) -> Iterator[str]:
         """The rules of one chain, as ``save`` gives them. Raises the errors of ``save``."""
         return self._lines([self._tool(""), *self._wait(), "-t", table, "-S", chain])

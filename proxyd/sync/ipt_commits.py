@@ -6,7 +6,8 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 
 from proxyd.ipt.objects import Placed, Table, Transaction
-from proxyd.kernel.ipt_rules import IptRules, RuleContents
+from proxyd.ipt.saved import Contents
+from proxyd.kernel.ipt_rules import IptRules
 from proxyd.kernel.ruleset import KernelRefusedError
 from proxyd.model import Family
 
@@ -27,7 +28,7 @@ class RuleCommits:
         self.operations = self.refusals = 0
         self.rules = Counter()
 
-    def contents(self) -> RuleContents:
+    def contents(self) -> Contents:
         """See ``IptRules``."""
         return self._kernel.contents()
 

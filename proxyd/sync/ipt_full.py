@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from itertools import chain
 
 import structlog
 
@@ -11,10 +13,10 @@ from proxyd.ipt.delta import Holdings, Record, count
 from proxyd.ipt.fixed import CANARIES, DISPATCH, JUMPS, SHARED_JUMPS, fixed_chains, node_port_dispatch
 from proxyd.ipt.objects import Chain, ChainName, Placed, Table, Transaction
 from proxyd.ipt.ownership import is_own_chain
-from proxyd.ipt.render import render_service
+from proxyd.ipt.render import ServiceRules, render_service
+from proxyd.ipt.saved import Contents, chain_print, rule_print
 from proxyd.ipt.steps import removal
 from proxyd.ipt.style import Style
-from proxyd.kernel.ipt_rules import RuleContents
 from proxyd.kernel.ruleset import KernelRefusedError
 from proxyd.model import Family, NodeSettings, ServiceKey
 from proxyd.sync.full import FIRST, QUARANTINED_AT_MOST, StoppedError, importance
@@ -28,7 +30,7 @@ Work = dict[ServiceKey, Worked[None]]
 _BESIDE = 4
 
 
-def base(found: RuleContents, settings: NodeSettings, style: Style) -> Transaction:
+def base(found: Contents, settings: NodeSettings, style: Style) -> Transaction:
     """Everything that belongs to no Service, with what is missing of dispatch chains and jumps."""
     declared = [(Table.FILTER, names.FIREWALL), *DISPATCH]
     missing = (Chain(*each) for each in declared if ChainName(*each) not in found.chains)
@@ -67,14 +69,16 @@ class RuleWriter:
         self._stopping = stopping
         self._progress = progress
         self._quarantined = 0
+        self._there = _There(Contents(), commits.family)
 
     def write(
         self, keys: Iterable[ServiceKey], settings: NodeSettings, style_of: Callable[[int], Style]
     ) -> tuple[Holdings, Style]:
         """Writes all rules. ``keys`` are all Services; ``style_of`` gives the style for a number of endpoints.
 
-        Chains of Services are replaced one by one, so what leads to them leads to something whole at any time. Their
-        dispatch is put before what is there, and in the end replaces all of it.
+        Chains of Services are replaced one by one, so what leads to them leads to something whole at any time; those that
+        are right stay. What is missing of their dispatch is put before what is there; if there is more than that in the
+        end, all of it is replaced.
         Raises ``KernelRefusedError``, with every Service served that was, and ``StoppedError``.
         """
         services, commits = self._services, self._commits
@@ -87,6 +91,7 @@ class RuleWriter:
         holdings = Holdings(commits.family, settings)
         services.count_anew(concerned)
         found = commits.contents()
+        self._there = _There(found, commits.family)
         in_use = ChainName(Table.NAT, names.SERVICES) in found.chains
         first = base(found, settings, style)
         if in_use:
@@ -96,10 +101,11 @@ class RuleWriter:
             kept = tuple(each for each in first.chains if (each.table, each.name) not in DISPATCH)
             commits.write(Transaction(commits.family, chains=kept + empty, insert=first.insert))
         self._load(holdings, work, style)
-        if in_use:
+        if in_use and self._there.has_more(holdings, style):
             self._replace_dispatch(holdings, style)
         services.flows.all_written(concerned)
         self._leave(found, holdings)
+        self._there = _There(Contents(), commits.family)
         return holdings, style
 
     def _load(self, holdings: Holdings, work: Work, style: Style) -> None:
@@ -164,11 +170,13 @@ class RuleWriter:
                     continue
                 records[key] = Record(each.forwarding, style)
                 counts.update(count(rules))
-                yield Transaction(holdings.family, chains=rules.chains, insert=rules.dispatch)
+                if (missing := self._there.missing(rules)).size:
+                    yield missing
 
-        if any(each.forwarding for each in work.values()):
-            self._commits.stream(transactions())
-            holdings.take(records, counts)
+        made = transactions()
+        if (first := next(made, None)) is not None:
+            self._commits.stream(chain((first,), made))
+        holdings.take(records, counts)
 
     def _replace_dispatch(self, holdings: Holdings, style: Style) -> None:
         """Replaces what was there, in one call: before it both lead to the new chains, after it only what is known."""
@@ -180,7 +188,7 @@ class RuleWriter:
 
         self._commits.stream(transactions())
 
-    def _leave(self, found: RuleContents, holdings: Holdings) -> None:
+    def _leave(self, found: Contents, holdings: Holdings) -> None:
         if not any(is_of_service(each) for each in found.chains):
             return
         current = holdings.chain_names()
@@ -197,6 +205,45 @@ class RuleWriter:
             self.left = tuple(each for each in self.left if each in there)
             raise
         self.left = ()
+
+
+class _There:
+    """What was found before a full write, to be compared with what is wanted."""
+
+    def __init__(self, found: Contents, family: Family) -> None:
+        self._chains = found.chains
+        self._family = family
+        self._dispatch = {chain: frozenset(rules) for chain, rules in found.dispatch.items()}
+        self._found = found
+
+    def missing(self, rules: ServiceRules) -> Transaction:
+        """What has to be written of a Service."""
+        return Transaction(
+            self._family,
+            chains=tuple(each for each in rules.chains if not self._has_chain(each)),
+            insert=tuple(each for each in rules.dispatch if not self._has_rule(each)),
+        )
+
+    def has_more(self, holdings: Holdings, style: Style) -> bool:
+        """Whether chains that Services share had rules that do not belong there, or their last rules elsewhere."""
+        allowed: dict[ChainName, list[int]] = {}
+        for each in dispatch_chains(holdings.settings, style):
+            last = [rule_print(rule, self._family) for rule in each.rules]
+            name = ChainName(each.table, each.name)
+            if last and list(self._found.dispatch.get(name, ())[-len(last) :]) != last:
+                return True
+            allowed[name] = last
+        for placed in holdings.dispatch():
+            allowed[ChainName(placed.table, placed.chain)].append(rule_print(placed.rule, self._family))
+        return any(Counter(rules) - Counter(allowed[name]) for name, rules in self._found.dispatch.items())
+
+    def _has_chain(self, wanted: Chain) -> bool:
+        found = self._chains.get(ChainName(wanted.table, wanted.name))
+        return found is not None and found == chain_print(wanted, self._family)
+
+    def _has_rule(self, placed: Placed) -> bool:
+        found = self._dispatch.get(ChainName(placed.table, placed.chain))
+        return found is not None and rule_print(placed.rule, self._family) in found
 
 
 def is_of_service(chain: ChainName) -> bool:

@@ -7,12 +7,12 @@ from itertools import chain
 
 from proxyd.ipt.fixed import JUMPS, SHARED_JUMPS
 from proxyd.ipt.jumps import find_jump
-from proxyd.ipt.objects import ChainName, Placed, Rule, Table, Transaction
-from proxyd.ipt.restore import rule_text
-from proxyd.kernel.ipt_rules import RuleContents
+from proxyd.ipt.objects import REJECT, Placed, Rule, Table, Transaction
+from proxyd.ipt.restore import probability, rule_text
+from proxyd.ipt.saved import Contents, read
 from proxyd.kernel.ruleset import KernelRefusedError
 from proxyd.model import Family
-from tests.fakes.ipt_rules import BUILT_IN, FakeRules
+from tests.fakes.ipt_rules import FakeRules
 
 Predicate = Callable[[Transaction], bool]
 
@@ -65,16 +65,10 @@ class FakeKernel:
         if any(holds(transaction) for holds in self._unclear):
             raise KernelRefusedError("Interrupted: the outcome is not known")
 
-    def contents(self) -> RuleContents:
+    def contents(self) -> Contents:
         """See ``IptRules``."""
         self.listings += 1
-        named = {
-            ChainName(table, name)
-            for table, chains in self.rules.tables.items()
-            for name in chains
-            if name not in BUILT_IN[table]
-        }
-        return RuleContents(frozenset(named), self.jumps())
+        return read(line for table, lines in self.saved().items() for line in (f"*{table}", *lines))
 
     def jumps(self) -> frozenset[Placed]:
         """See ``IptRules``."""
@@ -91,7 +85,12 @@ class FakeKernel:
 
     def saved(self) -> dict[Table, list[str]]:
         """The lines of all tables."""
-        return {table: list(_lines(chains)) for table, chains in self.rules.tables.items()}
+        return {table: list(self._lines(chains)) for table, chains in self.rules.tables.items()}
+
+    def _lines(self, chains: dict[str, list[Rule]]) -> Iterator[str]:
+        yield from (f":{name} - [0:0]" for name in chains)
+        for name, rules in chains.items():
+            yield from (f"-A {name}{printed(rule, self.family)}" for rule in rules)
 
     def _trouble(self, transaction: Transaction) -> None:
         if self._refusals:
@@ -101,10 +100,18 @@ class FakeKernel:
             raise KernelRefusedError("Operation not permitted: refused on demand")
 
 
-def _lines(chains: dict[str, list[Rule]]) -> Iterator[str]:
-    yield from (f":{name} - [0:0]" for name in chains)
-    for name, rules in chains.items():
-        yield from (f"-A {name}{rule_text(rule)}" for rule in rules)
+def printed(rule: Rule, family: Family) -> str:
+    """A rule with what the tools add to it (tried on the real ones by tests/kernel/test_ipt_rules.py)."""
+    ipv6 = family is Family.IPV6
+    words = [rule_text(rule)]
+    if rule.one_of:
+        share = round(float(probability(rule.one_of)) * 2**31) / 2**31
+        words[0] = words[0].replace(probability(rule.one_of), f"{share:.11f}")
+    if rule.recent:
+        words.append(f"--mask {'ffff:' * 7 + 'ffff' if ipv6 else '255.255.255.255'} --rsource")
+    if rule.target == REJECT:
+        words.append(f"--reject-with {'icmp6' if ipv6 else 'icmp'}-port-unreachable")
+    return " ".join(words)
 
 
 def _merged(family: Family, parts: list[Transaction]) -> Transaction:

@@ -123,8 +123,47 @@ def test_a_restart_without_changes_ends_in_equal_rules_and_jumps_that_are_there_
     world.sync()
     before = normal(world.kernel)
     world.restart()
+    done = len(world.kernel.commits)
     world.settle()
     assert normal(world.kernel) == before
+    (call,) = world.kernel.commits[done:]
+    assert not call.insert
+    assert not {chain.name for chain in call.chains} & (service_chains(world.kernel) | {names.SERVICES})
+
+
+def test_only_chains_that_are_wrong_are_written_again() -> None:
+    world = IptWorld(*cluster("a", "b", affinity_seconds=60))
+    world.sync()
+    before = normal(world.kernel)
+    wrong = sorted(service_chains(world.kernel))[0]
+    world.kernel.flush(NAT, wrong)
+    world.restart()
+    done = len(world.kernel.commits)
+    world.settle()
+    assert normal(world.kernel) == before
+    written = {chain.name for call in world.kernel.commits[done:] for chain in call.chains}
+    assert written & service_chains(world.kernel) == {wrong}
+
+
+def test_rules_that_nobody_knows_leave_the_chains_that_services_share() -> None:
+    world = IptWorld(*cluster("a", "b"))
+    world.sync()
+    before = normal(world.kernel)
+    stale = Rule("ACCEPT", "stale", protocol="tcp", destination="10.96.0.1/32", port=80)
+    world.kernel.commit([Transaction(V4, insert=(Placed(NAT, names.SERVICES, stale),))])
+    world.restart()
+    world.settle()
+    assert normal(world.kernel) == before
+
+
+def test_node_ports_come_last_again_where_somebody_appended_a_rule() -> None:
+    world = IptWorld(*cluster("a", ports=(build.port(node_port=30080),)))
+    world.sync()
+    before = world.kernel.rules.rules(NAT, names.SERVICES)
+    world.kernel.rules.tables[NAT][names.SERVICES] = before[::-1]
+    world.restart()
+    world.settle()
+    assert world.kernel.rules.rules(NAT, names.SERVICES) == before
 
 
 def test_what_stands_in_the_way_of_others_rules_is_not_touched() -> None:
@@ -295,16 +334,14 @@ def test_a_culprit_among_running_services_costs_the_others_nothing() -> None:
 
 
 def test_a_fault_of_ours_costs_one_service_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    from proxyd.sync import ipt_full  # noqa: PLC0415
-
-    render = ipt_full.render_service
+    from proxyd.ipt.render import render_service as render  # noqa: PLC0415
 
     def faulty(forwarding: Any, *rest: Any) -> Any:
         if forwarding.key.name == "b":
             raise ZeroDivisionError
         return render(forwarding, *rest)
 
-    monkeypatch.setattr(ipt_full, "render_service", faulty)
+    monkeypatch.setattr("proxyd.sync.ipt_full.render_service", faulty)
     world = IptWorld(*cluster("a", "b", "c"))
     world.sync()
     assert served(world, 1)
