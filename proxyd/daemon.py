@@ -138,7 +138,7 @@ class Daemon:
         self._settled = threading.Event()
         self._exit_status = 0
         self._loop: SyncLoop
-        self._metrics = Metrics(self._families, __version__, self._status, store, self._watch_states)
+        self._metrics = Metrics(self._families, __version__, self._status, store, self._watch_states, config.mode)
         facts = NodeFacts(policy)
         if config.manifests is not None:
             # There may be no Node to say them; the first pass, which everything waits for, should not have to look.
@@ -155,7 +155,7 @@ class Daemon:
             mode.rules,
             facts.settings,
             self._metrics,
-            Timing(config.min_sync_period, config.sync_period),
+            Timing(config.min_sync_period, config.sync_period, share=mode.share),
             config.mode,
             lambda: node_findings(store, expected),
         )

@@ -27,10 +27,13 @@ from proxyd.nft.drift import Drift
 from proxyd.serve.report import Detected
 from proxyd.sync.family import FamilyRules
 from proxyd.sync.ipt_reconcile import IptReconciler
+from proxyd.sync.loop import SHARE
 from proxyd.sync.reconcile import Reconciler
 
 # Overrules the choice of a backend: nft or legacy.
 BACKEND_VARIABLE = "PROXYD_IPTABLES_BACKEND"
+# A pass takes long whatever it writes (the kernel looks at all rules), so that more rest would be felt.
+_SHARE = 0.5
 # From this version of iptables on, masquerading can choose ports at random.
 _RANDOM_FULLY = (1, 6, 2)
 
@@ -55,11 +58,15 @@ class Parts(NamedTuple):
 
 
 class Mode(NamedTuple):
-    """A mode, ready to be joined with the rest. ``nftables`` is the library's version, "" where it is not used."""
+    """A mode, ready to be joined with the rest. ``nftables`` is the library's version, "" where it is not used.
+
+    ``share`` is how much of one core syncing may take under churn.
+    """
 
     rules: Sequence[FamilyRules]
     predecessors: Sequence[Predecessor]
     watch: Callable[[Callable[[Drift], None]], Watch]
+    share: float = SHARE
     nftables: str = ""
     detected: tuple[Detected, ...] = ()
 
@@ -111,6 +118,7 @@ def _iptables(config: Config, policy: NodePolicy, families: Sequence[Family], pa
         rules=list(rules.values()),
         predecessors=predecessors(families, chosen.backend),
         watch=watch,
+        share=_SHARE,
         detected=tuple(_found(chosen, version, localhost=localhost)),
     )
 

@@ -9,12 +9,22 @@ from proxyd.ipt.jumps import JUMP_PLACES, find_jump
 from proxyd.ipt.objects import Placed, Table, Transaction
 from proxyd.ipt.restore import restore_input
 from proxyd.ipt.saved import Contents, read
-from proxyd.kernel.iptables import Backend, IptablesRefusedError, IptablesTools, IptablesUnavailableError
+from proxyd.kernel.iptables import (
+    Backend,
+    IptablesLockedError,
+    IptablesRefusedError,
+    IptablesTools,
+    IptablesUnavailableError,
+)
 from proxyd.kernel.ruleset import KernelRefusedError
 
 # Chains in one call. iptables-nft takes time with the square of it, iptables-legacy the same for every call (it reads and
 # writes the whole table).
 BATCH = {Backend.NFT: 600, Backend.LEGACY: 1_000_000}
+
+
+class RulesLockedError(KernelRefusedError):
+    """Somebody else held the lock of the tools for too long."""
 
 
 class IptRules(Protocol):
@@ -47,6 +57,8 @@ class ToolRules:
         """See ``IptRules``."""
         try:
             self._tools.restore(restore_input(transactions))
+        except IptablesLockedError as error:
+            raise RulesLockedError(str(error)) from error
         except (IptablesRefusedError, IptablesUnavailableError) as error:
             raise KernelRefusedError(str(error)) from error
 

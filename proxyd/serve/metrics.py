@@ -29,6 +29,7 @@ from prometheus_client.registry import Collector
 
 from proxyd.kube.store import Store
 from proxyd.model import Family, Finding, Reason
+from proxyd.serve.iptables_metrics import FAILURES, IptablesMetrics
 from proxyd.serve.localhost_metrics import LocalhostMetrics
 from proxyd.sync.status import FamilyStatus, PassResult, Repair, Status
 
@@ -83,6 +84,7 @@ class Metrics:
         status: Callable[[], Status],
         store: Store,
         watches: Callable[[], Mapping[str, WatchState]],
+        mode: str = "nftables",
     ) -> None:
         self._families = tuple(families)
         self._registry = registry = CollectorRegistry()
@@ -104,12 +106,10 @@ class Metrics:
             ["ip_family"],
             registry=registry,
         )
-        self._failures = self._counter(
-            f"{SYNC}nftables_sync_failures_total", "Transactions that nftables refused, and syncs that failed otherwise"
-        )
-        self._cleanup_failures = self._counter(
-            f"{SYNC}nftables_cleanup_failures_total", "Failures to delete what is no longer used from nftables"
-        )
+        self._iptables = IptablesMetrics(registry, self._families) if mode == "iptables" else None
+        failures, cleanup_failures = FAILURES[mode]
+        self._failures = self._counter(*failures)
+        self._cleanup_failures = self._counter(*cleanup_failures)
         self._operations = self._counter("proxyd_sync_operations_total", "Changes written to the kernel")
         self._repaired = Counter(
             "proxyd_drift_repaired_total",
@@ -173,6 +173,8 @@ class Metrics:
         kind.labels(result.family).observe(result.seconds)
         # A pass can also fail without the kernel having said no.
         self._failures.labels(result.family).inc(max(result.refusals, bool(result.error)))
+        if self._iptables is not None:
+            self._iptables.pass_done(result)
         if not result.error:
             self._operations.labels(result.family).inc(result.operations)
 

@@ -7,25 +7,29 @@ from collections.abc import Iterable, Iterator
 
 from proxyd.ipt.objects import Placed, Table, Transaction
 from proxyd.ipt.saved import Contents
-from proxyd.kernel.ipt_rules import IptRules
+from proxyd.kernel.ipt_rules import IptRules, RulesLockedError
 from proxyd.kernel.ruleset import KernelRefusedError
 from proxyd.model import Family
 
 
 class RuleCommits:
-    """Calls for one family: ``operations`` that were written, ``rules`` among them by table, and ``refusals`` of calls."""
+    """Calls for one family: ``operations`` that were written, ``rules`` among them by table, ``refusals`` of calls.
+
+    ``locked`` of these were refused since somebody else held the lock.
+    """
 
     def __init__(self, family: Family, kernel: IptRules) -> None:
         self.family = family
         self.batch = kernel.batch
         self.operations = 0
         self.refusals = 0
+        self.locked = 0
         self.rules: Counter[Table] = Counter()
         self._kernel = kernel
 
     def begin(self) -> None:
         """Counts from 0 again."""
-        self.operations = self.refusals = 0
+        self.operations = self.refusals = self.locked = 0
         self.rules = Counter()
 
     def contents(self) -> Contents:
@@ -53,8 +57,9 @@ class RuleCommits:
 
         try:
             self._kernel.commit(counted())
-        except KernelRefusedError:
+        except KernelRefusedError as error:
             self.refusals += 1
+            self.locked += isinstance(error, RulesLockedError)
             raise
         self.operations += operations
         self.rules.update(rules)

@@ -17,6 +17,7 @@ from proxyd.ipt.render import ServiceRules, render_service
 from proxyd.ipt.saved import Contents, chain_print, rule_print
 from proxyd.ipt.steps import removal
 from proxyd.ipt.style import Style
+from proxyd.kernel.ipt_rules import RulesLockedError
 from proxyd.kernel.ruleset import KernelRefusedError
 from proxyd.model import Family, NodeSettings, ServiceKey
 from proxyd.sync.full import FIRST, QUARANTINED_AT_MOST, StoppedError, importance
@@ -141,6 +142,8 @@ class RuleWriter:
         """Writes; what is refused is halved until the Services at fault are alone, and these are left out."""
         try:
             self._commit(holdings, work, style)
+        except RulesLockedError:
+            raise
         except KernelRefusedError as error:
             if len(work) > 1:
                 keys = list(work)

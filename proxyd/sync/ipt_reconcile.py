@@ -65,6 +65,7 @@ class IptReconciler:
         self._holdings: Holdings | None = None
         self._owed: set[ServiceKey] = set()
         self._drift: Drift | None = None
+        self._partial_failures = 0
 
     @property
     def operations(self) -> int:
@@ -83,7 +84,9 @@ class IptReconciler:
         total = Counter[str]()
         for (table, _), number in self.expected.items():
             total[table] += number
-        return Counts({str(t): total[t] for t in tables}, {str(t): self._commits.rules[t] for t in tables})
+        written = {str(table): self._commits.rules[table] for table in tables}
+        rules = {str(table): total[table] for table in tables}
+        return Counts(rules, written, self._partial_failures, self._commits.locked)
 
     @property
     def full_owed(self) -> bool:
@@ -116,6 +119,7 @@ class IptReconciler:
         """See ``FamilyRules``."""
         self._commits.begin()
         self.rewritten = False
+        self._partial_failures = 0
         self._owed.update(dirty)
         try:
             self._write(all_keys, settings)
@@ -163,6 +167,7 @@ class IptReconciler:
                 self._write_changes(self._holdings)
                 return
             except KernelRefusedError as error:
+                self._partial_failures = 1
                 # Most likely our picture of the kernel is wrong; nothing that follows may build on it.
                 log.warning("rules refused, writing everything anew", ip_family=self.family, error=str(error))
         self.forget()

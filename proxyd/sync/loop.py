@@ -18,18 +18,23 @@ from proxyd.sync.status import Observer, Status
 
 log = structlog.get_logger("proxyd.sync")
 
-# Under churn syncing may take this share of one core: after a pass of t seconds the next one waits t * (1/share - 1).
+# Under churn syncing may take this share of one core, unless the mode says otherwise: after a pass of t seconds the next
+# one waits t * (1/share - 1).
 SHARE = 0.25
 # Objects that nothing uses any more are deleted when no change has come for this long (seconds).
 CLEANUP_AFTER = 1.0
 
 
 class Timing(NamedTuple):
-    """Seconds: the longest that a change may wait, the longest between retries, how long to wait for the Node at start."""
+    """Seconds: the longest that a change may wait, the longest between retries, how long to wait for the Node at start.
+
+    ``share``: how much of one core syncing may take under churn.
+    """
 
     min_sync_period: float = 1.0
     sync_period: float = 30.0
     node_wait: float = 10.0
+    share: float = SHARE
 
 
 class SyncLoop:
@@ -134,7 +139,7 @@ class SyncLoop:
             each.sync(self._store.keys, node)
             self._publish(node)
         spent = time.monotonic() - started
-        self._stop.wait(min(spent * (1 / SHARE - 1), self._timing.min_sync_period))
+        self._stop.wait(min(spent * (1 / self._timing.share - 1), self._timing.min_sync_period))
 
     def _cleanup(self) -> None:
         for each in self._families:

@@ -16,10 +16,15 @@ Repair = Literal["mended", "rewritten"]
 
 
 class Counts(NamedTuple):
-    """Rules by table of iptables: how many there are, and how many the last pass wrote."""
+    """Of iptables mode. Rules by table: how many there are, and how many the last pass wrote.
+
+    ``partial_failures``: writing changes failed, ``locked``: calls failed since somebody held the lock, in that pass.
+    """
 
     rules: Mapping[str, int] = {}
     written: Mapping[str, int] = {}
+    partial_failures: int = 0
+    locked: int = 0
 
 
 class PassResult(msgspec.Struct, frozen=True):

@@ -10,6 +10,7 @@ from proxyd.ipt.jumps import find_jump
 from proxyd.ipt.objects import REJECT, Placed, Rule, Table, Transaction
 from proxyd.ipt.restore import probability, rule_text
 from proxyd.ipt.saved import Contents, read
+from proxyd.kernel.ipt_rules import RulesLockedError
 from proxyd.kernel.ruleset import KernelRefusedError
 from proxyd.model import Family
 from tests.fakes.ipt_rules import FakeRules
@@ -29,12 +30,17 @@ class FakeKernel:
         self.watchers: list[Callable[[], None]] = []
         self.listings = 0
         self._refusals = 0
+        self._until_locked: int | None = None
         self._predicates: list[Predicate] = []
         self._unclear: list[Predicate] = []
 
     def refuse_next(self, count: int = 1) -> None:
         """Refuses this many calls from now on."""
         self._refusals = count
+
+    def lock_after(self, calls: int) -> None:
+        """Somebody takes the lock after this many more calls, and keeps it."""
+        self._until_locked = calls
 
     def refuse_if(self, predicate: Predicate) -> None:
         """Refuses all calls that the predicate holds for."""
@@ -47,6 +53,7 @@ class FakeKernel:
     def recover(self) -> None:
         """Ends all trouble that was asked for."""
         self._refusals = 0
+        self._until_locked = None
         self._predicates.clear()
         self._unclear.clear()
 
@@ -93,6 +100,10 @@ class FakeKernel:
             yield from (f"-A {name}{printed(rule, self.family)}" for rule in rules)
 
     def _trouble(self, transaction: Transaction) -> None:
+        if self._until_locked is not None:
+            if not self._until_locked:
+                raise RulesLockedError("another app is currently holding the xtables lock")
+            self._until_locked -= 1
         if self._refusals:
             self._refusals -= 1
             raise KernelRefusedError("Device or resource busy: refused on demand")

@@ -279,7 +279,9 @@ def test_other_node_settings_are_in_every_rule() -> None:
 
 @pytest.mark.parametrize(("endpoints", "commented"), [(LARGE, True), (LARGE + 1, False)])
 def test_rules_of_endpoints_have_comments_in_small_clusters_only(endpoints: int, *, commented: bool) -> None:
-    world = IptWorld(build.service(), build.endpoint_slice("web", *(f"10.1.{i >> 8}.{i & 255}" for i in range(endpoints))))
+    world = IptWorld(
+        build.service(), build.endpoint_slice("web", *(f"10.1.{i >> 8}.{i & 255}" for i in range(endpoints)))
+    )
     world.sync()
     comments = {
         bool(rule.comment)
@@ -333,6 +335,18 @@ def test_a_culprit_among_running_services_costs_the_others_nothing() -> None:
     assert served(world, 3, 3)
 
 
+@pytest.mark.parametrize("calls", [0, 1, 2])
+def test_a_lock_that_somebody_holds_is_nobodys_fault(calls: int) -> None:
+    world = IptWorld(*cluster(*"abcdefg"), kernel=FakeKernel(batch=1))
+    world.kernel.lock_after(calls)
+    assert not world.try_sync()
+    assert world.reconciler.counts.locked == 1
+    assert not world.quarantined()
+    world.kernel.recover()
+    world.sync()
+    assert all(served(world, n) for n in range(1, 8))
+
+
 def test_a_fault_of_ours_costs_one_service_only(monkeypatch: pytest.MonkeyPatch) -> None:
     from proxyd.ipt.render import render_service as render  # noqa: PLC0415
 
@@ -369,9 +383,7 @@ def test_a_fault_of_ours_costs_one_service_only(monkeypatch: pytest.MonkeyPatch)
     ],
 )
 def test_a_chain_that_somebody_emptied_is_mended(table: Table, chain: str) -> None:
-    world = IptWorld(
-        *cluster("a", "b", ports=(build.port(node_port=30080),)), build.service("none", ip="10.96.0.9")
-    )
+    world = IptWorld(*cluster("a", "b", ports=(build.port(node_port=30080),)), build.service("none", ip="10.96.0.9"))
     world.settle()
     before = normal(world.kernel)
     (name,) = [each for each in sorted(world.kernel.rules.tables[table]) if each.startswith(chain)][:1]
