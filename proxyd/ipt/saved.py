@@ -13,7 +13,7 @@ import msgspec
 
 from proxyd.ipt.fixed import DISPATCH
 from proxyd.ipt.jumps import find_jump
-from proxyd.ipt.objects import REJECT, Chain, ChainName, Placed, Rule, Table
+from proxyd.ipt.objects import MARK, REJECT, Chain, ChainName, Placed, Rule, Table
 from proxyd.ipt.ownership import BUILT_IN
 from proxyd.ipt.restore import probability, rule_text
 from proxyd.model import Family
@@ -30,6 +30,8 @@ _REJECT = {
 _WORD = re.compile(r'"[^"]*"|\S+')
 # The kernel keeps a probability as a whole number of these parts.
 _PARTS = 0x80000000
+_OR_MARK, _XOR_MARK = re.compile(r"--or-mark 0x0*(\w+)"), re.compile(r"--xor-mark 0x0*(\w+)")
+_MARK = re.compile(r"--mark 0x0*(\w+)/0x0*\w+")
 _TABLES = {str(table): table for table in Table}
 _DISPATCH = {ChainName(*each) for each in DISPATCH}
 
@@ -88,6 +90,11 @@ def _close(
 
 def rule_print(rule: Rule, family: Family) -> int:
     """The number of a rule as it will be printed."""
+    return _fingerprint(printed(rule, family))
+
+
+def printed(rule: Rule, family: Family) -> str:
+    """A rule as the tools print it, but for the order of its options (tried by tests/kernel/test_ipt_rules.py)."""
     text = rule_text(rule)
     if rule.one_of:
         given = probability(rule.one_of)
@@ -96,7 +103,11 @@ def rule_print(rule: Rule, family: Family) -> int:
         text += _RECENT[family]
     if rule.target == REJECT:
         text += _REJECT[family]
-    return _fingerprint(text)
+    if rule.target == MARK or rule.marked or rule.unmarked:
+        text = _OR_MARK.sub(r"--set-xmark 0x\1/0x\1", text)
+        text = _XOR_MARK.sub(r"--set-xmark 0x\1/0x0", text)
+        text = _MARK.sub(r"--mark 0x\1/0x\1", text)
+    return text
 
 
 def chain_print(chain: Chain, family: Family) -> int:

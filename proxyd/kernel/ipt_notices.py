@@ -7,12 +7,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
 
+from proxyd.ipt.names import FIREWALL
 from proxyd.ipt.ownership import BUILT_IN, TABLES, is_own_chain
 from proxyd.kernel.notices import Message, messages
 from proxyd.kernel.notifications import Notifications
 from proxyd.model import Family
 from proxyd.nft.drift import Drift, Edits
 
+_SHARED = ("filter", FIREWALL)
 # A port that nothing has: user space has numbers that fit a process id, or negative ones.
 _NOBODY = 0x7FFF_FFFF
 
@@ -61,8 +63,10 @@ def _matters(message: Message) -> bool:
     if kind == "chain":
         return deleted and is_own_chain(table, name)
     if kind == "rule":
-        # Of built-in chains only a jump that goes; the name of where it leads is in the rule.
-        return is_own_chain(table, name) or (name in BUILT_IN and deleted and b"KUBE-" in body)
+        # Of built-in chains only a jump that goes; the name of where it leads is in the rule. Of the chain that the kubelet
+        # has rules in too, only what goes.
+        jump = name in BUILT_IN and b"KUBE-" in body
+        return is_own_chain(table, name) or (deleted and (jump or (table, name) == _SHARED))
     return False
 
 

@@ -7,9 +7,9 @@ from itertools import chain
 
 from proxyd.ipt.fixed import JUMPS, SHARED_JUMPS
 from proxyd.ipt.jumps import find_jump
-from proxyd.ipt.objects import REJECT, Placed, Rule, Table, Transaction
-from proxyd.ipt.restore import probability, rule_text
-from proxyd.ipt.saved import Contents, read
+from proxyd.ipt.objects import Placed, Rule, Table, Transaction
+from proxyd.ipt.restore import rule_text
+from proxyd.ipt.saved import Contents, printed, read
 from proxyd.kernel.ipt_rules import RulesLockedError
 from proxyd.kernel.ruleset import KernelRefusedError
 from proxyd.model import Family
@@ -109,20 +109,6 @@ class FakeKernel:
             raise KernelRefusedError("Device or resource busy: refused on demand")
         if any(holds(transaction) for holds in self._predicates):
             raise KernelRefusedError("Operation not permitted: refused on demand")
-
-
-def printed(rule: Rule, family: Family) -> str:
-    """A rule with what the tools add to it (tried on the real ones by tests/kernel/test_ipt_rules.py)."""
-    ipv6 = family is Family.IPV6
-    words = [rule_text(rule)]
-    if rule.one_of:
-        share = round(float(probability(rule.one_of)) * 2**31) / 2**31
-        words[0] = words[0].replace(probability(rule.one_of), f"{share:.11f}")
-    if rule.recent:
-        words.append(f"--mask {'ffff:' * 7 + 'ffff' if ipv6 else '255.255.255.255'} --rsource")
-    if rule.target == REJECT:
-        words.append(f"--reject-with {'icmp6' if ipv6 else 'icmp'}-port-unreachable")
-    return " ".join(words)
 
 
 def _merged(family: Family, parts: list[Transaction]) -> Transaction:
