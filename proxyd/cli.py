@@ -4,48 +4,99 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from pathlib import Path
 
 from proxyd import __version__, logs
-from proxyd.config import Config, add_flags, load
+from proxyd.config import CommandLine, Config, ConfigError, as_file, load, options, read_arguments
 from proxyd.errors import CannotWorkHereError, UserError
 
 USAGE = 2
 FAILURE = 1
 COMMANDS = ("run", "status", "cleanup")
+# Of the command cleanup only.
+OWN = "--own"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs a command; gives the exit status: 0 done, 1 cannot work here, 2 the user's input is wrong."""
+    """Runs a command; gives the exit status: 0 done, 1 cannot work here, 2 the user's input is wrong, 3 start me anew."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     command = arguments.pop(0) if arguments and arguments[0] in COMMANDS else "run"
-    if command == "cleanup":
-        return cleanup(arguments)
+    own_only = command == "cleanup" and OWN in arguments
+    if own_only:
+        arguments.remove(OWN)
     try:
-        if command == "status":
-            return status(arguments)
-        config = load(_run_parser().parse_args(arguments))
-        logs.configure(config.logging_format, config.verbosity)
-        return run(config)
+        return (
+            status(arguments)
+            if command == "status"
+            else _dispatch(command, read_arguments(arguments), own_only=own_only)
+        )
     except UserError as error:
         return _fail(str(error), USAGE)
     except CannotWorkHereError as error:
         return _fail(str(error), FAILURE)
 
 
-def run(config: Config) -> int:
-    """Runs the daemon; raises what keeps it from starting."""
+def _dispatch(command: str, line: CommandLine, *, own_only: bool) -> int:
+    """Does what is asked for, in kube-proxy's order. Source: cmd/kube-proxy/app/options.go, Run."""
+    asked = options(line)
+    if asked.help:
+        from proxyd.config.usage import usage  # noqa: PLC0415
+
+        return _say(usage())
+    if asked.version:
+        return _say(f"proxyd {__version__}\n")
+    if command == "cleanup" or (asked.cleanup and not asked.write_config_to):
+        # Rules have to go whatever the rest of the configuration says.
+        if problems := (*line.problems, *asked.problems):
+            raise ConfigError(tuple(map(str, problems)))
+        return cleanup(own_only=own_only)
+    config = load(line)
+    logs.configure(config.logging_format, config.verbosity)
+    if asked.write_config_to:
+        return write_config(config, asked.write_config_to)
+    if asked.init_only:
+        return init_only(config)
+    return run(config, asked.config, lambda: load(line))
+
+
+def run(config: Config, file: str, read_again: Callable[[], Config]) -> int:
+    """Runs the daemon; raises what keeps it from starting. ``file`` is that of --config, or ""."""
     # Imported late, so that --help and configuration errors are quick.
     from proxyd import daemon  # noqa: PLC0415
 
-    return daemon.run(config)
+    return daemon.run(config, file, read_again)
 
 
-def cleanup(arguments: Sequence[str]) -> int:
-    """Removes all rules of proxyd and of kube-proxy from this network namespace."""
-    parser = argparse.ArgumentParser(prog="proxyd cleanup", description=cleanup.__doc__, allow_abbrev=False)
-    parser.add_argument("--own", action="store_true", help="remove proxyd's rules only")
-    own_only = parser.parse_args(arguments).own
+def init_only(config: Config) -> int:
+    """Sets on this host what needs full privileges, so that proxyd can then run with NET_ADMIN alone.
+
+    Raises ``CannotWorkHereError`` where anything could not be set, with all of it in the message.
+    """
+    from proxyd.kernel.host_settings import apply_settings  # noqa: PLC0415
+
+    outcome = apply_settings(config, init_only=True)
+    if outcome.failed:
+        raise CannotWorkHereError("\n".join(outcome.failed.values()))
+    return _say(f"host settings: {outcome.summary}\n")
+
+
+def write_config(config: Config, path: str) -> int:
+    """Writes the configuration in effect as a file that means the same."""
+    text, lost = as_file(config)
+    try:
+        Path(path).write_text(text, encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise UserError(
+            f"--write-config-to: cannot write {path!r}: {getattr(error, 'strerror', None) or error}"
+        ) from None
+    for each in (*config.warnings, *lost):
+        _complain(each)
+    return 0
+
+
+def cleanup(*, own_only: bool = False) -> int:
+    """Removes all rules of proxyd and of kube-proxy from this network namespace, or with ``own_only`` proxyd's."""
     from proxyd.cleanup import cleanup as clean  # noqa: PLC0415
 
     return clean(own_only=own_only)
@@ -68,19 +119,16 @@ def status(arguments: Sequence[str]) -> int:
     return 0 if report.ready else FAILURE
 
 
-def _run_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="proxyd",
-        description="A node proxy for Kubernetes. Commands: run (the default), status (how the one that runs here stands), "
-        "cleanup (removes all rules).",
-        allow_abbrev=False,
-    )
-    parser.add_argument("--version", action="version", version=f"proxyd {__version__}")
-    add_flags(parser)
-    return parser
+def _say(text: str) -> int:
+    print(text, end="")  # noqa: T201 - what was asked for
+    return 0
+
+
+def _complain(text: str) -> None:
+    print(f"proxyd: {text}", file=sys.stderr)  # noqa: T201 - before and beside the log
 
 
 def _fail(message: str, status: int) -> int:
-    for line in message.splitlines():
-        print(f"proxyd: {line}", file=sys.stderr)  # noqa: T201 - before and beside the log
+    for each in message.splitlines():
+        _complain(each)
     return status

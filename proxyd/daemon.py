@@ -2,37 +2,46 @@
 
 from __future__ import annotations
 
+import functools
 import gc
+import math
+import queue
 import signal
 import sys
 import threading
 import time
-from collections.abc import Iterable, Mapping
-from typing import Protocol
+from collections.abc import Callable, Iterator
 
 import structlog
 
 from proxyd import __version__
-from proxyd.config import Config
-from proxyd.desired.settings import NodePolicy, needs_local_addresses, node_settings
+from proxyd.cluster import cluster
+from proxyd.config import Config, as_mapping
+from proxyd.config.host_settings import localhost_settings
+from proxyd.config.watch import ConfigWatch
 from proxyd.kernel import host
+from proxyd.kernel.addresses import KernelHost
 from proxyd.kernel.conntrack import Conntrack
 from proxyd.kernel.counters import NetlinkCounters
+from proxyd.kernel.host_settings import apply_settings
 from proxyd.kernel.lock import lock_namespace
 from proxyd.kernel.surroundings import read_surroundings
+from proxyd.kube import events
 from proxyd.kube.store import Store
-from proxyd.model import Family, Finding, Node, NodeSettings, Reason
+from proxyd.model import Family, Finding, Reason, ServiceKey
 from proxyd.modes import Parts, build_mode
 from proxyd.serve import app, http
 from proxyd.serve.advice import advise
+from proxyd.serve.collectors import WatchState
 from proxyd.serve.health import Moment, is_ready
 from proxyd.serve.localhost import MAX_CONNECTIONS, LocalhostRelay
-from proxyd.serve.metrics import Metrics, WatchState
+from proxyd.serve.metrics import Metrics
 from proxyd.serve.report import SOCKET, Report, build_report
 from proxyd.serve.service_health import ServiceHealth
 from proxyd.serve.traffic import TrafficCollector
-from proxyd.startup import announce, identity, policy_of
+from proxyd.startup import announce, check_host, identity, mismatches, policy_of
 from proxyd.sync.cleaner import FlowCleaner
+from proxyd.sync.facts import NodeFacts, node_findings
 from proxyd.sync.loop import SyncLoop, Timing
 from proxyd.sync.meter import Meter
 from proxyd.sync.status import Status
@@ -43,80 +52,28 @@ log = structlog.get_logger("proxyd")
 
 # A thread that has bytes to read waits at most this long for one that computes (seconds; Python's default is 0.005).
 SWITCH_INTERVAL = 0.001
-# Seconds after which the host's addresses are read again, where rules depend on them.
-ADDRESSES_AGE = 30.0
-# Seconds in which everything must have ended after SIGTERM.
+# Seconds in which everything must have ended after SIGTERM: what has not by then goes with the process.
 STOP_WITHIN = 4.0
 # Seconds for which connections to node ports on localhost may go on after SIGTERM.
 DRAIN = 3.0
+# Exit status that asks for a start with the configuration as it is now; not 0, after which some supervisors do not start.
+START_AGAIN = 3
 
 
-class Source(Protocol):
-    """What fills the store: reflectors of an API server, or a folder of manifests."""
+def run(config: Config, file: str, read_again: Callable[[], Config]) -> int:
+    """Runs the daemon until SIGTERM or SIGINT, or until it should be started anew; gives the exit status.
 
-    def start(self) -> None:
-        """Begins to fill the store, in threads of its own."""
-
-    def stop(self) -> object:
-        """Ends, promptly."""
-
-
-class NodeFacts:
-    """Node settings of each family from configuration, Node and the host's addresses."""
-
-    def __init__(self, policy: NodePolicy) -> None:
-        self._policy = policy
-        self._addresses: tuple[tuple[Family, str], ...] = ()
-        self._read_at: float | None = None
-
-    def read(self) -> None:
-        """Reads the host's addresses."""
-        self._addresses, self._read_at = host.local_addresses(), time.monotonic()
-
-    def settings(self, family: Family, node: Node | None) -> NodeSettings:
-        """The settings right now."""
-        stale = self._read_at is None or time.monotonic() - self._read_at > ADDRESSES_AGE
-        if stale and needs_local_addresses(self._policy, node):
-            self.read()
-        return node_settings(family, self._policy, node, self._addresses)
-
-
-def sources(config: Config, store: Store, node_name: str) -> tuple[list[Source], Mapping[str, Watched]]:
-    """What fills the store, and which of it are watches. Raises the errors of kube.client and kube.manifests."""
-    if config.manifests is not None:
-        from proxyd.kube.manifests import ManifestSource  # noqa: PLC0415  (needs watchfiles, the API source does not)
-
-        return [ManifestSource(config.manifests, store, node_name)], {}
-    # The kubernetes package costs more memory than all objects; manifests do without.
-    from proxyd.kube.client import connect  # noqa: PLC0415
-    from proxyd.kube.reflector import Reflector  # noqa: PLC0415
-    from proxyd.kube.resources import ENDPOINT_SLICES, SERVICES, own_node  # noqa: PLC0415
-
-    client = connect(config.kubeconfig, config.master)
-    nodes = Reflector(client, own_node(node_name), store.nodes)
-    services = Reflector(client, SERVICES, store.services)
-    slices = Reflector(client, ENDPOINT_SLICES, store.slices)
-    return [nodes, services, slices], {"nodes": nodes, "services": services, "endpointslices": slices}
-
-
-class Watched(Protocol):
-    """Something with a watch that metrics tell about."""
-
-    @property
-    def state(self) -> WatchState:
-        """How the watch is right now."""
-
-
-def run(config: Config) -> int:
-    """Runs the daemon until SIGTERM or SIGINT; gives the exit status.
-
-    Raises the user errors of its parts before anything is written (see ``cli.main`` for what each becomes).
+    ``file`` is that of --config ("" for none) and ``read_again`` gives what it and the flags say by then. Raises the
+    user errors of its parts before anything is written (see ``cli.main`` for what each becomes).
     """
     sys.setswitchinterval(SWITCH_INTERVAL)
     host.raise_file_limit()
     daemon = Daemon(config)
+    if file:
+        daemon.follow(file, read_again)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: daemon.end(0))
+    threading.excepthook = daemon.thread_ended
     daemon.start()
     # What is imported and built by now stays; the collector need not look at it again.
     gc.freeze()
@@ -127,37 +84,43 @@ class Daemon:
     """All parts of one proxyd, built and joined; nothing runs before ``start``."""
 
     def __init__(self, config: Config) -> None:
-        policy = policy_of(config)
-        self._config = config
-        self._lock = lock_namespace()
         self._families = host.supported_families()
+        check_host(config, self._families)
+        self._config = config
+        self._ended = False
         self._store = store = Store()
-        self._sources, self._watches = sources(config, store, policy.node_name)
-        self._ended = threading.Event()
-        # Set when every family has had its first pass, and at the end: what can wait begins then.
-        self._settled = threading.Event()
+        self._metrics = metrics = Metrics(
+            self._families, __version__, self._status, store, self._watch_states, self._owed_frontends, config.mode
+        )
+        self._node_name = policy_of(config).node_name
+        self._sources, self._watches, self._recorder = cluster(config, store, self._node_name, metrics, self._is_ended)
+        self._config_watch: ConfigWatch | None = None
+        self._lock = lock_namespace()
+        # Before the rules: the tracker has its limits when the first flows come, and how it is set decides about rules.
+        settings = apply_settings(config, more=localhost_settings(config, config.localhost_node_ports))
+        self._policy = policy = policy_of(config)
+        # Signal handlers put here too, which may interrupt anything: no other queue, event or lock can take that.
+        self._news: queue.SimpleQueue[None] = queue.SimpleQueue()
+        self._settled = False
         self._exit_status = 0
         self._loop: SyncLoop
-        self._metrics = Metrics(self._families, __version__, self._status, store, self._watch_states, config.mode)
-        facts = NodeFacts(policy)
-        if config.manifests is not None:
-            # There may be no Node to say them; the first pass, which everything waits for, should not have to look.
-            facts.read()
+        self._host = KernelHost()
+        self._facts = facts = NodeFacts(policy, self._host.read(), store.host_changed)
         progress = Progress()
-        expected = policy.node_name if config.manifests is None else ""
-        self._flows = flows = FlowCleaner(Conntrack(), self._metrics)
+        expected = self._node_name if config.manifests is None else ""
+        self._flows = flows = FlowCleaner(Conntrack(), metrics.flows)
         self._meter = Meter(NetlinkCounters(), self._families, ALL if config.all_service_metrics else TOP)
-        self._metrics.add(TrafficCollector(lambda: self._meter.traffic))
-        stopping = self._ended.is_set
-        mode = build_mode(config, policy, self._families, Parts(store.service, stopping, progress.note, flows.give))
+        metrics.add(TrafficCollector(lambda: self._meter.traffic))
+        parts = Parts(store.service, self._is_ended, progress.note, flows.give)
+        mode = build_mode(config, policy, self._families, parts)
         self._loop = SyncLoop(
             store,
             mode.rules,
             facts.settings,
-            self._metrics,
+            metrics.sync,
             Timing(config.min_sync_period, config.sync_period, share=mode.share),
             config.mode,
-            lambda: node_findings(store, expected),
+            lambda: self._findings(expected),
         )
         self._watch = mode.watch(self._loop.drifted)
         self._takeover = Takeover(mode.predecessors)
@@ -165,56 +128,104 @@ class Daemon:
         self._server = http.Server()
         connections = min(MAX_CONNECTIONS, host.file_limit() // 4)
         self._localhost = LocalhostRelay(self._server, self._metrics.localhost, max_connections=connections)
-        self._syncing = threading.Thread(target=self._loop.run, name="sync")
-        self._identity = identity(config, policy, mode.nftables, self._families, mode.detected)
-        announce(self._identity, config)
+        self._syncing = threading.Thread(target=self._loop.run, name="sync", daemon=True)
+        self._identity = identity(config, policy, mode.nftables, self._families, settings, mode.detected)
+        announce(self._identity, config, settings)
+
+    def follow(self, file: str, read_again: Callable[[], Config]) -> None:
+        """Has the configuration file followed, from ``start`` on."""
+
+        def check(new: Config) -> None:
+            check_host(new, self._families)
+            cluster(new, Store(), self._node_name, self._metrics)
+
+        end = functools.partial(self.end, START_AGAIN)
+        self._config_watch = ConfigWatch(file, self._config, read_again, check, end, self._store.note)
 
     def start(self) -> None:
         """Starts everything. Raises ``UserError`` where a source cannot be read at all."""
         self._server.start()
+        if (recorder := self._recorder) is not None:
+            self._loop.subscribe(lambda status: recorder.found(status.findings))
+            recorder.start()
+        text = f"proxyd {__version__} starts in {self._config.mode} mode"
+        self._say(events.starting(self._node_name, text, str(time.time())))
         self._listen()
         self._watch.start()
         if self._config.mode == "nftables":
             # The rules of iptables mode count nothing that can be read cheaply.
             self._meter.start()
+        self._host.start(self._facts.take)
         for source in self._sources:
             source.start()
         self._syncing.start()
         self._flows.start()
         self._takeover.start()
+        if self._config_watch:
+            self._config_watch.start()
 
     def end(self, status: int) -> None:
         """Asks for the end; the highest status asked for becomes the exit status. For signal handlers and any thread."""
         self._exit_status = max(self._exit_status, status)
-        self._ended.set()
-        self._settled.set()
+        self._ended = True
+        self._news.put(None)
+
+    def thread_ended(self, died: threading.ExceptHookArgs) -> None:
+        """Ends the process when a thread dies of something unforeseen: half a proxyd looks healthy and is not."""
+        name = died.thread.name if died.thread else "unknown"
+        trace = died.exc_value
+        log.critical("a thread has died, ending to be started anew; all rules stay", thread=name, exc_info=trace)
+        self.end(1)
 
     def wait(self) -> int:
         """Waits until the end is asked for, ends everything and gives the exit status. All rules stay."""
-        self._settled.wait()
-        if not self._ended.is_set():
+        self._news.get()
+        if not self._ended:
             self._look_around()
-        self._ended.wait()
+        while not self._ended:
+            self._news.get()
         log.info("stopping; all rules stay")
-        drained_at = time.monotonic() + DRAIN
+        self._end_all(Deadline(STOP_WITHIN))
+        return self._exit_status
+
+    def _end_all(self, deadline: Deadline) -> None:
+        """Ends every part. One that is slow takes its time from those behind it, which are asked to end all the same."""
+        drain = Deadline(DRAIN)
         self._localhost.close()
         self._loop.stop()
-        self._syncing.join(STOP_WITHIN)
+        if self._config_watch:
+            self._config_watch.stop(deadline.left(0.5))
+        self._syncing.join(deadline.left())
         for source in self._sources:
-            source.stop()
-        self._watch.stop()
-        self._flows.stop()
-        self._meter.stop()
-        self._localhost.drain(max(0.0, drained_at - time.monotonic()))
-        self._takeover.stop()
-        self._server.stop()
-        return self._exit_status
+            source.stop(deadline.left(0.5))
+        for part in (self._watch, self._host, self._flows, self._meter):
+            part.stop(deadline.left(1.0))
+        self._localhost.drain(min(drain.left(), deadline.left()))
+        self._takeover.stop(deadline.left(1.0))
+        if self._recorder is not None:
+            self._recorder.stop(deadline.left(1.0))
+        self._server.stop(deadline.left(2.0))
+
+    def _findings(self, expected: str) -> Iterator[Finding]:
+        """What there is to say beside objects; called on the sync thread."""
+        node = self._store.node()
+        yield from node_findings(self._store, self._policy, expected)
+        for each in mismatches(self._config, self._policy, self._families, node):
+            yield Finding("Node", self._node_name, Reason.FAMILY_MISMATCH, each.message)
+        yield from self._config_watch.findings if self._config_watch else ()
+
+    def _say(self, notice: events.Notice) -> None:
+        if self._recorder is not None:
+            self._recorder.say(notice)
 
     def _status(self) -> Status:
         return self._loop.status
 
     def _watch_states(self) -> dict[str, WatchState]:
         return {name: each.state for name, each in self._watches.items()}
+
+    def _owed_frontends(self) -> dict[Family, int]:
+        return self._flows.owed()
 
     def _waiting_since(self) -> float | None:
         """Since when a change that could be written has waited for the sync thread (monotonic seconds)."""
@@ -227,17 +238,26 @@ class Daemon:
         config = self._config
         give_up = self._cannot_listen if config.bind_address_hard_fail else None
         if config.metrics_address is not None:
-            routes = app.metrics_routes(self._metrics, config.mode, {"mode": config.mode})
-            self._server.add_listener(*config.metrics_address, routes, give_up)
+            routes = app.metrics_routes(self._metrics, config.mode, as_mapping(config.document))
+            self._server.add_listener(*config.metrics_address, routes, give_up, self._no_metrics_address)
         if config.healthz_address is not None:
             routes = app.health_routes(
                 self._metrics, self._status, self._waiting_since, config.sync_period, self._watch_states
             )
-            self._server.add_listener(*config.healthz_address, routes, give_up)
+            self._server.add_listener(*config.healthz_address, routes, give_up, self._no_health_address)
         self._server.add_local_listener(SOCKET, app.local_routes(self._report))
         self._loop.subscribe(self._localhost.update)
-        self._loop.subscribe(ServiceHealth(self._server, self._is_ready).update)
+        self._loop.subscribe(ServiceHealth(self._server, self._is_ready, self._no_health_check_port).update)
         self._loop.subscribe(self._passed)
+
+    def _no_metrics_address(self, problem: str) -> None:
+        self._say(events.metrics_address_taken(self._node_name, problem))
+
+    def _no_health_address(self, problem: str) -> None:
+        self._say(events.health_address_taken(self._node_name, problem))
+
+    def _no_health_check_port(self, service: ServiceKey, problem: str) -> None:
+        self._say(events.health_check_port_taken(service, self._node_name, problem))
 
     def _report(self, now: Moment) -> Report:
         watches, waiting = self._watch_states(), self._waiting_since()
@@ -245,25 +265,37 @@ class Daemon:
             self._identity, self._status(), watches, read_surroundings(), now, self._config.sync_period, waiting
         )
 
+    def _is_ended(self) -> bool:
+        return self._ended
+
     def _passed(self, status: Status) -> None:
-        if all(each.last_pass for each in status.families):
-            self._settled.set()
+        """When every family has had its first pass, what can wait begins."""
+        if not self._settled and all(each.last_pass for each in status.families):
+            self._settled = True
+            self._news.put(None)
 
     def _look_around(self) -> None:
         """Says what may interfere with Service traffic on this node, once the rules are there: it may take a while."""
-        for line in advise(read_surroundings(), self._families):
-            log.warning("found on this node", what=line)
+        try:
+            for line in advise(read_surroundings(), self._families):
+                log.warning("found on this node", what=line)
+        except Exception:  # this thread has to be there when the end is asked for
+            log.exception("fault in looking around on this node")
 
     def _cannot_listen(self, problem: str) -> None:
         log.error("cannot listen, and bindAddressHardFail is set", problem=problem)
         self.end(1)
 
 
-def node_findings(store: Store, expected: str) -> Iterable[Finding]:
-    """Says so where there is no Node of our name: then nothing counts as local, which nobody would notice otherwise."""
-    if expected and store.nodes.synced and store.node() is None:
-        message = "no Node has this name: no endpoint counts as local, no zone is known (see --hostname-override)"
-        yield Finding("Node", expected, Reason.NODE_NOT_FOUND, message)
+class Deadline:
+    """A moment that several waits have in common, so many ``seconds`` from now."""
+
+    def __init__(self, seconds: float) -> None:
+        self._at = time.monotonic() + seconds
+
+    def left(self, at_most: float = math.inf) -> float:
+        """How long the next wait may be (seconds)."""
+        return min(at_most, max(0.0, self._at - time.monotonic()))
 
 
 class Progress:

@@ -5,7 +5,9 @@ Frozen and slim (a node holds tens of thousands of endpoints); no I/O and no beh
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import StrEnum
+from types import MappingProxyType
 from typing import NamedTuple
 
 import msgspec
@@ -48,6 +50,18 @@ class Reason(StrEnum):
     KERNEL_REFUSED = "kernel-refused"
     INTERNAL_ERROR = "internal-error"
     NODE_NOT_FOUND = "node-not-found"
+    POD_RANGE_UNKNOWN = "pod-range-unknown"
+    FAMILY_MISMATCH = "family-mismatch"
+    CONFIGURATION_REFUSED = "configuration-refused"
+
+
+class Cause(StrEnum):
+    """What makes rules change: a closed list, used as a metric label."""
+
+    SERVICE = "service"
+    ENDPOINTS = "endpoints"
+    NODE = "node"
+    DRIFT = "drift"
 
 
 class Finding(msgspec.Struct, frozen=True, gc=False):
@@ -108,6 +122,7 @@ class Service(msgspec.Struct, frozen=True, gc=False):
     """What proxyd keeps of a Service: its addresses as the API spelled them; admission canonicalises and judges them.
 
     ``created`` is the creationTimestamp as the API wrote it (RFC 3339, sorts as text; "" where there is none).
+    ``uid`` is what Events refer to.
     ``affinity_seconds`` is 0 without ClientIP affinity. ``ingress_ips`` leaves out ipMode Proxy and host names.
     """
 
@@ -122,6 +137,7 @@ class Service(msgspec.Struct, frozen=True, gc=False):
     external_local: bool = False
     health_check_node_port: int = 0
     created: str = ""
+    uid: str = ""
 
 
 # Set by the cluster autoscaler on a node that is about to go.
@@ -137,6 +153,29 @@ class Node(msgspec.Struct, frozen=True, gc=False):
     pod_cidrs: tuple[str, ...] = ()
     deleting: bool = False
     to_be_deleted_taint: bool = False
+
+
+class HostAddress(NamedTuple):
+    """One address of the host (canonical) on one of its interfaces (an index).
+
+    ``scope`` is global, site, link or host. Not ``usable``: its interface is down, or it may belong to somebody else
+    (duplicate address detection). Not ``preferred``: answered like any other, but deprecated, temporary (IPv6 privacy) or
+    secondary (a second IPv4 address of a network), so that it may go at any time.
+    """
+
+    family: Family
+    address: str
+    interface: int
+    scope: str = "global"
+    preferred: bool = True
+    usable: bool = True
+
+
+class HostState(NamedTuple):
+    """The addresses of the host, and the interface that leads to the outside, for each family that has one."""
+
+    addresses: tuple[HostAddress, ...] = ()
+    default_interfaces: Mapping[Family, int] = MappingProxyType({})
 
 
 class LocalDetector(msgspec.Struct, frozen=True, gc=False):

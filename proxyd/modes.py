@@ -7,13 +7,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 from proxyd.config import Config
+from proxyd.config.host_settings import localhost_settings
 from proxyd.desired.conflicts import FrontendKey
 from proxyd.desired.flows import Live
 from proxyd.desired.services import Lookup
-from proxyd.desired.settings import NodePolicy, reaches_loopback
+from proxyd.desired.settings import NodePolicy
 from proxyd.errors import UserError
 from proxyd.ipt.style import Style
-from proxyd.kernel import host
 from proxyd.kernel.ipt_backend import Choice, choose_backend
 from proxyd.kernel.ipt_notices import OwnAuthor
 from proxyd.kernel.ipt_rules import ToolRules
@@ -44,7 +44,7 @@ class Watch(Protocol):
     def start(self) -> None:
         """Starts the thread."""
 
-    def stop(self) -> None:
+    def stop(self, timeout: float = 1.0) -> None:
         """Ends it."""
 
 
@@ -95,9 +95,7 @@ def _iptables(config: Config, policy: NodePolicy, families: Sequence[Family], pa
         for family in families
     }
     version = max(each.version() for each in tools.values())
-    localhost = config.localhost_node_ports and reaches_loopback(Family.IPV4, policy)
-    if localhost:
-        host.route_localnet()
+    localhost = bool(localhost_settings(config, config.localhost_node_ports))
     style = Style(
         drop_invalid=policy.drop_invalid,
         localhost_node_ports=localhost,

@@ -8,9 +8,12 @@ import structlog
 
 from proxyd import __version__
 from proxyd.config import Config
+from proxyd.desired.checks import Mismatch, check_families
 from proxyd.desired.settings import NodePolicy
+from proxyd.errors import UserError
 from proxyd.kernel import host
-from proxyd.model import Family
+from proxyd.kernel.host_settings import Outcome
+from proxyd.model import Family, Node
 from proxyd.serve.health import Moment, timestamp
 from proxyd.serve.report import Detected, Identity
 
@@ -32,15 +35,37 @@ def policy_of(config: Config) -> NodePolicy:
         reset_gone_tcp=config.reset_gone_tcp,
         # Where conntrack is liberal, no segment is invalid for its place in the window.
         drop_invalid=not host.tcp_be_liberal(),
+        # In iptables mode rules do that, and not this process.
         localhost_node_ports=config.localhost_node_ports and config.mode == "nftables",
     )
 
 
+def check_host(config: Config, families: Sequence[Family]) -> None:
+    """Raises ``UserError`` where a configuration is valid, and still nothing can come of it on this host."""
+    hopeless = [each.message for each in mismatches(config, policy_of(config), families, None) if each.hopeless]
+    if hopeless:
+        raise UserError("\n".join(hopeless))
+
+
+def mismatches(
+    config: Config, policy: NodePolicy, families: Sequence[Family], node: Node | None
+) -> tuple[Mismatch, ...]:
+    """What of the configuration does not fit the families of the host and of the Node."""
+    servers = {"healthzBindAddress": config.healthz_address, "metricsBindAddress": config.metrics_address}
+    hosts = {field: address[0] for field, address in servers.items() if address}
+    return check_families(policy, hosts, families, node)
+
+
 def identity(
-    config: Config, policy: NodePolicy, nft_version: str, families: Sequence[Family], of_mode: Sequence[Detected] = ()
+    config: Config,
+    policy: NodePolicy,
+    nft_version: str,
+    families: Sequence[Family],
+    settings: Outcome,
+    of_mode: Sequence[Detected] = (),
 ) -> Identity:
-    """Who we are and what was found. ``nft_version`` is that of libnftables ("": not used here), ``families`` those of
-    this kernel, ``of_mode`` what was found for the mode alone.
+    """Who we are and what was found. ``nft_version`` is that of libnftables ("": not used here); ``families`` those of
+    this kernel; ``of_mode`` what was found for the mode alone.
     """
     return Identity(
         version=__version__,
@@ -49,19 +74,26 @@ def identity(
         started=timestamp(Moment.now().unix),
         kernel=host.kernel_release(),
         nftables=nft_version,
-        detected=(*_detected(config, policy, families), *of_mode),
+        detected=(
+            *_detected(config, policy, families),
+            Detected("host settings", settings.summary, "conntrack, oomScoreAdj; before->now where written"),
+            *of_mode,
+        ),
     )
 
 
-def announce(me: Identity, config: Config) -> None:
-    """The start-up line, and what is odd about the configuration."""
+def announce(me: Identity, config: Config, settings: Outcome) -> None:
+    """The start-up line, and what is odd about the configuration or could not be set."""
     found = {each.name.replace(" ", "_"): each.value for each in me.detected}
     nft = {"nftables": me.nftables} if me.nftables else {}
     log.info("proxyd starts", version=me.version, mode=me.mode, node=me.node, kernel=me.kernel, **nft, **found)
+    if settings.failed:
+        told = log.warning if settings.is_serious else log.info
+        told("host settings not as configured", problem=settings.problem)
     for warning in config.warnings:
         log.warning(warning)
     if config.unused:
-        log.warning("configuration fields that are not acted on yet", fields=", ".join(config.unused))
+        log.warning("settings without effect", names=", ".join(config.unused))
 
 
 def _detected(config: Config, policy: NodePolicy, families: Sequence[Family]) -> Iterator[Detected]:

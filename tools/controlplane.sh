@@ -1,16 +1,17 @@
 #!/usr/bin/env bash
-# Where the control plane of the tests is (etcd, kube-apiserver, kube-controller-manager), and building it where it is not.
+# Where the control plane of the tests is (etcd, kube-apiserver, kube-controller-manager, and kube-proxy to compare with),
+# and building it where it is not.
 #
 #   tools/controlplane.sh            builds it unless it is there; without Go says so, and is content
 #   tools/controlplane.sh --where    prints its folder; says what is missing and fails where there is none
 #
-# $KUBEBUILDER_ASSETS is taken where it has all three. Else they are built from the versions that tests/controlplane/go.mod
+# $KUBEBUILDER_ASSETS is taken where it has all four. Else they are built from the versions that tests/controlplane/go.mod
 # and tests/controlplane/etcd/go.mod pin, once for each state of these files, into the user's cache folder. Building takes
-# some minutes; what is built is about 250 MB. Without Go, a $KUBEBUILDER_ASSETS with the first two will do: tests that
-# need the third are skipped.
+# some minutes; what is built is about 320 MB. Without Go, a $KUBEBUILDER_ASSETS with the first two will do: tests that
+# need one of the others are skipped.
 set -euo pipefail
 modules=$(cd "$(dirname "$0")/../tests/controlplane" && pwd)
-programs=(etcd kube-apiserver kube-controller-manager)
+programs=(etcd kube-apiserver kube-controller-manager kube-proxy)
 recipe=1 # to be raised when the way of building changes
 pins=("$modules"/{,etcd/}go.{mod,sum})
 version=$({ echo "$recipe"; cat "${pins[@]}"; } | sha256sum | cut -c 1-12)
@@ -35,7 +36,7 @@ complete() {
   return 1
 }
 
-without_controllers() {
+at_least_a_server() {
   has "${KUBEBUILDER_ASSETS:-}" etcd kube-apiserver && echo "$KUBEBUILDER_ASSETS"
 }
 
@@ -65,7 +66,7 @@ build() {
 
 case "${1:-}" in
   --where)
-    complete || without_controllers || {
+    complete || at_least_a_server || {
       echo "no control plane: none in KUBEBUILDER_ASSETS (etcd, kube-apiserver), none built (make controlplane, with Go)" >&2
       exit 1
     }
@@ -75,8 +76,8 @@ case "${1:-}" in
       exit
     elif command -v go >/dev/null; then
       build
-    elif without_controllers >/dev/null; then
-      echo "controlplane: no Go here, no controllers in KUBEBUILDER_ASSETS: tests that need them will be skipped" >&2
+    elif at_least_a_server >/dev/null; then
+      echo "controlplane: no Go here, not all programs in KUBEBUILDER_ASSETS: tests that need more will be skipped" >&2
     else
       echo "controlplane: no Go here, nothing in KUBEBUILDER_ASSETS: tests that need a control plane will be skipped" >&2
     fi

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import argparse
-from pathlib import Path
-
 import msgspec
 
 from proxyd.addresses import canonical
-from proxyd.config.flags import apply_flags, options
+from proxyd.config.apply import apply_flags, options, unreadable
+from proxyd.config.commandline import CommandLine
+from proxyd.config.effects import without_effect
 from proxyd.config.parse import Parsed, parse_file
 from proxyd.config.schema import ConfigError, Conntrack, Document, Problem, leaves
+from proxyd.config.syntax import LONGEST
 from proxyd.config.validate import (
     ALL_SERVICE_METRICS,
-    DEFAULT_LOCAL_MODE,
     HEALTHZ_PORT,
     LOCALHOST_NODE_PORTS,
     METRICS_PORT,
@@ -26,30 +25,8 @@ from proxyd.config.validate import (
     node_port_address,
     validate,
 )
+from proxyd.config.write import as_yaml, defaulted, unsayable
 from proxyd.model import Family
-
-# Field paths that proxyd acts on in either mode (featureGates: unknown ones have warnings of their own).
-_USED = frozenset(
-    {
-        "mode",
-        "featureGates",
-        "hostnameOverride",
-        "clientConnection.kubeconfig",
-        "clusterCIDR",
-        "detectLocalMode",
-        "detectLocal.bridgeInterface",
-        "detectLocal.interfaceNamePrefix",
-        "nodePortAddresses",
-        "healthzBindAddress",
-        "metricsBindAddress",
-        "bindAddress",
-        "bindAddressHardFail",
-        "configSyncPeriod",  # a resync is never needed, so there is nothing left to act on
-        "logging.format",
-        "logging.verbosity",
-    }
-)
-_USED_OF_MODE = ("masqueradeAll", "masqueradeBit", "minSyncPeriod", "syncPeriod")
 
 
 class Config(msgspec.Struct, frozen=True, kw_only=True):
@@ -57,10 +34,10 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
 
     ``sync_period``, ``min_sync_period``, ``masquerade_all`` and ``masquerade_mark`` are those of the active mode.
     ``node_port_addresses`` holds CIDRs and the keywords primary, localhost and all; empty means every local address.
-    ``localhost_node_ports`` says whether those that name loopback (in iptables mode: include it) are served there.
+    ``localhost_node_ports`` says whether node ports may be served on loopback addresses that these include.
     ``cluster_cidrs`` has at most one range of each family. ``healthz_address`` and ``metrics_address`` are (host, port),
-    None where disabled. ``unused`` lists fields that the file sets and proxyd does not act on; ``warnings`` is for
-    people, one line each.
+    None where disabled. ``document`` is all of it in the file's terms. ``unused`` names flags and fields that were given
+    and do nothing; ``warnings`` is for people, one line each.
     """
 
     mode: str
@@ -70,9 +47,9 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     hostname_override: str
     sync_period: float
     min_sync_period: float
-    config_sync_period: float
     masquerade_all: bool
     masquerade_mark: int
+    localhost_node_ports: bool
     cluster_cidrs: dict[Family, str]
     detect_local_mode: str
     bridge_interface: str
@@ -88,45 +65,69 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     oom_score_adj: int
     reset_gone_tcp: bool = False
     all_service_metrics: bool = False
-    localhost_node_ports: bool = True
+    document: Document = msgspec.field(default_factory=Document)
     unused: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
 
 
-def load(namespace: argparse.Namespace) -> Config:
-    """Gives the Config of parsed flags (see add_flags), reading the file that --config names.
+def load(line: CommandLine) -> Config:
+    """Gives the Config of flags (see read_arguments), reading the file that --config names.
 
     Raises ConfigError, and nothing else, for whatever a user can get wrong.
     """
-    path = options(namespace).config
-    return resolve(_read(path) if path else Parsed(Document()), namespace)
+    path = options(line).config
+    return resolve(_read(path) if path else Parsed(Document()), line)
 
 
-def resolve(parsed: Parsed, namespace: argparse.Namespace) -> Config:
-    """Gives the Config of what a file says and parsed flags. Pure; raises ConfigError with all problems of both."""
-    applied = apply_flags(parsed.document, namespace)
-    found = (*parsed.problems, *applied.problems, *(_renamed(p, applied.origins) for p in validate(applied.document)))
+def resolve(parsed: Parsed, line: CommandLine) -> Config:
+    """Gives the Config of what a file and flags say. Pure; raises ConfigError with all problems of both."""
+    applied, flags = apply_flags(parsed.document, line), options(line)
+    invalid = (_renamed(problem, applied.origins) for problem in validate(applied.document))
+    found = (*line.problems, *flags.problems, *parsed.problems, *applied.problems, *invalid)
     if found:
-        raise ConfigError(tuple(map(str, found)))
-    config = _effective(applied.document)
-    flags = options(namespace)
+        raise ConfigError(tuple(map(str, dict.fromkeys(found))))
     return msgspec.structs.replace(
-        config,
+        _effective(defaulted(applied.document)),
         master=flags.master,
         manifests=flags.manifests or None,
-        unused=_unused(parsed.document),
+        unused=(*applied.leftovers, *without_effect(applied.document, applied.origins)),
         warnings=(*parsed.warnings, *applied.warnings, *advise(applied.document)),
     )
 
 
+def differences(old: Config, new: Config) -> tuple[str, ...]:
+    """Gives the field paths of all settings that differ in what they mean; none: one can stand in for the other."""
+    if _meaning(old) == _meaning(new):
+        return ()
+    before = dict(leaves(old.document))
+    return tuple(path for path, value in leaves(new.document) if before[path] != value)
+
+
+def as_file(config: Config) -> tuple[str, tuple[str, ...]]:
+    """Gives the text of a configuration file that means the same, and what of it a file cannot say (one line each)."""
+    text = as_yaml(config.document)
+    lost = unsayable(config.document, defaulted(parse_file(text).document))
+    flags = [name for name, value in (("--master", config.master), ("--manifests", config.manifests)) if value]
+    return text, (
+        *(f"{path}: a file cannot say this, it will mean the default there" for path in lost),
+        *(f"{name}: has no field, give it beside --config where it counts" for name in flags),
+    )
+
+
+def _meaning(config: Config) -> Config:
+    return msgspec.structs.replace(config, document=Document(), unused=(), warnings=())
+
+
 def _read(path: str) -> Parsed:
     try:
-        return parse_file(Path(path).read_text(encoding="utf-8"))
+        with open(path, "rb") as file:
+            # More than that is refused for its length; some files have no end.
+            return parse_file(file.read(4 * LONGEST + 1).decode("utf-8"))
     except OSError as error:
-        reason = error.strerror
+        reason = error.strerror or str(error)
     except ValueError as error:  # not UTF-8, or a path that cannot be one
         reason = str(error)
-    return Parsed(Document(), (Problem("--config", f"cannot read {path}: {reason}"),))
+    return Parsed(Document(), (unreadable(path, reason),))
 
 
 def _renamed(problem: Problem, origins: dict[str, str]) -> Problem:
@@ -135,37 +136,28 @@ def _renamed(problem: Problem, origins: dict[str, str]) -> Problem:
     return problem._replace(path=origins.get(field, field) + bracket + index)
 
 
-def _unused(document: Document) -> tuple[str, ...]:
-    used = _USED.union(f"{active_mode(document)}.{name}" for name in _USED_OF_MODE)
-    if active_mode(document) == "iptables":
-        used |= {"iptables.localhostNodePorts"}
-    defaults = dict(leaves(Document()))
-    return tuple(path for path, value in leaves(document) if value != defaults[path] and path not in used)
-
-
 def _effective(document: Document) -> Config:
-    mode, block = active_mode(document), active_block(document)
-    bind_family, bind_address = canonical(document.bind_address) or (Family.IPV4, document.bind_address)
-    any_host, loopback = ("::", "::1") if bind_family is Family.IPV6 else ("0.0.0.0", "127.0.0.1")  # noqa: S104
+    """Works out a document in which nothing is left to a default that depends on something else."""
+    block = active_block(document)
     return Config(
-        mode=mode,
+        mode=document.mode,
         kubeconfig=document.client_connection.kubeconfig,
         master="",
         manifests=None,
         hostname_override=document.hostname_override.strip().lower(),
         sync_period=block.sync_period,
         min_sync_period=block.min_sync_period,
-        config_sync_period=document.config_sync_period,
         masquerade_all=block.masquerade_all,
         masquerade_mark=1 << block.masquerade_bit,
+        localhost_node_ports=_localhost_node_ports(document),
         cluster_cidrs=_cluster_cidrs(document),
-        detect_local_mode=document.detect_local_mode or DEFAULT_LOCAL_MODE,
+        detect_local_mode=document.detect_local_mode,
         bridge_interface=document.detect_local.bridge_interface,
         interface_name_prefix=document.detect_local.interface_name_prefix,
-        node_port_addresses=_node_port_addresses(document),
-        bind_address=bind_address,
-        healthz_address=_address(document.healthz_bind_address, any_host, HEALTHZ_PORT),
-        metrics_address=_address(document.metrics_bind_address, loopback, METRICS_PORT),
+        node_port_addresses=tuple(filter(None, map(node_port_address, document.node_port_addresses))),
+        bind_address=(canonical(document.bind_address) or ("", document.bind_address))[1],
+        healthz_address=host_port(document.healthz_bind_address or "", HEALTHZ_PORT),
+        metrics_address=host_port(document.metrics_bind_address or "", METRICS_PORT),
         bind_address_hard_fail=document.bind_address_hard_fail,
         verbosity=document.logging.verbosity,
         logging_format=document.logging.format,
@@ -173,11 +165,7 @@ def _effective(document: Document) -> Config:
         oom_score_adj=document.oom_score_adj,
         reset_gone_tcp=document.feature_gates.get(RESET_GONE_TCP, False),
         all_service_metrics=document.feature_gates.get(ALL_SERVICE_METRICS, False),
-        localhost_node_ports=(
-            document.iptables.localhost_node_ports
-            if mode == "iptables"
-            else document.feature_gates.get(LOCALHOST_NODE_PORTS, True)
-        ),
+        document=document,
     )
 
 
@@ -188,11 +176,8 @@ def _cluster_cidrs(document: Document) -> dict[Family, str]:
         return {}
 
 
-def _node_port_addresses(document: Document) -> tuple[str, ...]:
-    if not document.node_port_addresses and active_mode(document) == "nftables":
-        return ("primary",)
-    return tuple(found for text in document.node_port_addresses if (found := node_port_address(text)))
-
-
-def _address(text: str | None, default_host: str, port: int) -> tuple[str, int] | None:
-    return (default_host, port) if text is None else host_port(text, port)
+def _localhost_node_ports(document: Document) -> bool:
+    """In nftables mode nodePortAddresses decides, and kube-proxy's feature gate can only switch them off."""
+    if active_mode(document) == "iptables":
+        return document.iptables.localhost_node_ports
+    return document.feature_gates.get(LOCALHOST_NODE_PORTS, True)

@@ -9,8 +9,8 @@ import re
 from collections.abc import Iterator
 
 from proxyd.addresses import canonical, canonical_range
-from proxyd.config.parse import show
 from proxyd.config.schema import Document, IPTables, NFTables, Problem
+from proxyd.config.values import show
 from proxyd.model import Family
 
 MODES = ("iptables", "nftables")
@@ -44,6 +44,17 @@ def active_mode(document: Document) -> str:
 def active_block(document: Document) -> NFTables | IPTables:
     """Gives the settings of the active mode."""
     return document.iptables if active_mode(document) == "iptables" else document.nftables
+
+
+def node_port_defaults(document: Document) -> tuple[str, ...]:
+    """Gives the nodePortAddresses of a document that names none: they depend on the mode. Empty: every local address."""
+    return ("primary",) if active_mode(document) == "nftables" else ()
+
+
+def default_hosts(document: Document) -> tuple[str, str]:
+    """Gives the hosts of the health and the metrics server where none is named, as addresses of the file's spelling."""
+    found = canonical(document.bind_address)
+    return ("[::]", "[::1]") if found and found[0] is Family.IPV6 else ("0.0.0.0", "127.0.0.1")  # noqa: S104
 
 
 def validate(document: Document) -> tuple[Problem, ...]:
@@ -198,7 +209,7 @@ def _interface(path: str, name: str, mode: str) -> Iterator[Problem]:
 
 
 def _unknown_gates(document: Document) -> Iterator[str]:
-    for gate in document.feature_gates:
+    for gate in sorted(document.feature_gates):
         if gate not in FEATURE_GATES:
             yield f"featureGates.{gate}: unknown to proxyd, ignored"
 
@@ -207,15 +218,3 @@ def _node_port_advice(document: Document) -> Iterator[str]:
     given = document.node_port_addresses
     if not given and active_mode(document) == "iptables":
         yield 'nodePortAddresses: unset, so node ports answer on every local address; consider "primary"'
-    families = {found[0] for text in given if (found := canonical_range(text))}
-    if len(families) == 1 and not set(NODE_PORT_KEYWORDS).intersection(given) and _is_dual_stack(document):
-        (covered,) = families
-        other = "they answer on every local address of the other family"
-        yield f"nodePortAddresses: only the {covered} node ports are restricted; {other}"
-
-
-def _is_dual_stack(document: Document) -> bool:
-    try:
-        return len(cluster_cidrs(document.cluster_cidr)) == 2
-    except ValueError:
-        return False

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
+from msgspec.structs import replace
+
 from proxyd.desired.admission import Admission, admit
 from proxyd.desired.conflicts import Claim, Claims, FrontendKey
+from proxyd.desired.endpoints import Backend
 from proxyd.desired.forwarding import Forwarding, build_forwarding, claims_of
 from proxyd.model import EndpointSlice, Family, Finding, NodeSettings, Service, ServiceKey
 
@@ -40,6 +43,38 @@ class Desired:
                 claims = {}
             concerned |= self._claims.update(key, claims)
         return concerned
+
+    def affected(
+        self, before: NodeSettings | None, after: NodeSettings, keys: Iterable[ServiceKey]
+    ) -> list[ServiceKey]:
+        """Those of all Services (``keys``) that new settings of the node may lead elsewhere.
+
+        What counts as local is in chains that all Services share, so that it concerns none of them; and the addresses that
+        take node ports concern those that have node ports, for the sake of their flows.
+        """
+        if before is None or before != replace(
+            after, local=before.local, node_port_addresses=before.node_port_addresses
+        ):
+            return list(keys)
+        if before.node_port_addresses == after.node_port_addresses:
+            return []
+        return [key for key in keys if self._has_node_ports(key)]
+
+    def in_slices(self, key: ServiceKey) -> frozenset[Backend]:
+        """All endpoints of TCP in the slices of a Service, in whatever state, also where there is no such Service (now)."""
+        _, slices = self._lookup(key)
+        return frozenset(
+            Backend(endpoint.address, port.port)
+            for piece in slices
+            if piece.family is self._family
+            for port in piece.ports
+            if port.protocol == "tcp"
+            for endpoint in piece.endpoints
+        )
+
+    def _has_node_ports(self, key: ServiceKey) -> bool:
+        service, _ = self._lookup(key)
+        return service is not None and any(port.node_port for port in service.ports)
 
     def _claims_of(self, key: ServiceKey) -> dict[FrontendKey, Claim]:
         service, _ = self._lookup(key)

@@ -53,10 +53,21 @@ def node_settings(
     )
 
 
-def needs_local_addresses(policy: NodePolicy, node: Node | None) -> bool:
-    """Whether the host's own addresses matter: node ports on CIDRs, or no Node that says what the node's address is."""
-    keywords = {PRIMARY, LOCALHOST, ALL}
-    return not (node and node.addresses) or any(each not in keywords for each in policy.node_port_addresses)
+def relevant_addresses(
+    policy: NodePolicy, local_addresses: Sequence[tuple[Family, str]]
+) -> tuple[tuple[Family, str], ...]:
+    """Those of the host's addresses that ``node_settings`` can depend on, whatever the Node says; their order is kept.
+
+    The first of each family, which stands in for a Node, and those in a range of nodePortAddresses. Pods may bring and
+    take any number of others.
+    """
+    ranges = _ranges(policy)
+    first = dict(reversed(local_addresses))
+    return tuple(
+        (family, address)
+        for family, address in local_addresses
+        if first[family] == address or any(each is family and contains(text, address) for each, text in ranges)
+    )
 
 
 def _node_addresses(
@@ -75,8 +86,7 @@ def _node_port_addresses(
 ) -> tuple[str, ...] | None:
     """Addresses that take node ports, None for all. A family that no CIDR speaks of is not restricted (as upstream)."""
     keywords = [each for each in policy.node_port_addresses if "/" not in each]
-    ranges = [parsed for each in policy.node_port_addresses if (parsed := canonical_range(each))]
-    mine = [text for each, text in ranges if each is family]
+    mine = [text for each, text in _ranges(policy) if each is family]
     if ALL in keywords or any(text.endswith("/0") for text in mine) or not (mine or keywords):
         return None
     chosen = dict.fromkeys(own if PRIMARY in keywords else ())
@@ -86,23 +96,12 @@ def _node_port_addresses(
 
 def _asks_for_loopback(family: Family, policy: NodePolicy) -> bool:
     """Whether loopback is named: a range that merely contains it does not count (as in kube-proxy 1.37)."""
-    ranges = (parsed for each in policy.node_port_addresses if (parsed := canonical_range(each)))
-    named = any(each is family and is_loopback_range(text) for each, text in ranges)
+    named = any(each is family and is_loopback_range(text) for each, text in _ranges(policy))
     return LOCALHOST in policy.node_port_addresses or named
 
 
-def reaches_loopback(family: Family, policy: NodePolicy) -> bool:
-    """Whether node ports include those of the loopback address, as iptables mode takes it: all, or a range with it in it.
-
-    Source: pkg/proxy/util/nodeport_addresses.go, ContainsIPv4Loopback.
-    """
-    loopback = "127.0.0.1" if family is Family.IPV4 else "::1"
-    ranges = [parsed for each in policy.node_port_addresses if (parsed := canonical_range(each))]
-    mine = [text for each, text in ranges if each is family]
-    keywords = [each for each in policy.node_port_addresses if "/" not in each]
-    if ALL in keywords or LOCALHOST in keywords or not (mine or keywords):
-        return True
-    return any(contains(text, loopback) or is_loopback_range(text) for text in mine)
+def _ranges(policy: NodePolicy) -> list[tuple[Family, str]]:
+    return [parsed for each in policy.node_port_addresses if (parsed := canonical_range(each))]
 
 
 def _detector(family: Family, policy: NodePolicy, node: Node | None) -> LocalDetector | None:

@@ -90,12 +90,12 @@ def steps(jumps: Sequence[Jump]) -> list[list[Jump]]:
     return [step for step in (first, then) if step]
 
 
-def batches(chains: Sequence[Chain]) -> Iterator[tuple[str, list[str]]]:
-    """Chains by table, no more than ``BATCH`` at a time."""
+def batches(chains: Sequence[Chain], size: int = BATCH) -> Iterator[tuple[str, list[str]]]:
+    """Chains by table, no more than ``size`` at a time."""
     for table, group in groupby(chains, key=lambda chain: chain.table):
         names = [chain.name for chain in group]
-        for start in range(0, len(names), BATCH):
-            yield table, names[start : start + BATCH]
+        for start in range(0, len(names), size):
+            yield table, names[start : start + size]
 
 
 def restores(what: Found) -> Iterator[str]:

@@ -1,23 +1,24 @@
 """The real connection tracker, over ctnetlink (linux/netfilter/nfnetlink_conntrack.h).
 
-pyroute2 has the socket and makes the questions; the answers are read here. A tracker may hold hundreds of thousands of
-flows, and pyroute2's objects cost 0.2 ms each: 42 s for 200,000. Looking at the bytes costs 1 s, most of it the kernel's.
+A tracker may hold hundreds of thousands of flows: a library that makes objects of them (pyroute2) needs 42 s for 200,000.
+Looking at fixed places of their bytes costs 1 s, most of it the kernel's; so this has a reader of its own (``_Ends``).
 """
 
 from __future__ import annotations
 
 import errno
-import os
 import socket
 import struct
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from itertools import islice
-from typing import Any, NamedTuple, Self
+from typing import NamedTuple
 
 from proxyd.desired.conflicts import FrontendKey
 from proxyd.desired.flows import Live, is_stale
+from proxyd.kernel.addresses import every_address
 from proxyd.kernel.flows import FlowsError, Newer
-from proxyd.kernel.host import every_address
+from proxyd.kernel.netlink import ATTRIBUTE, KIND, NESTED, NETFILTER, NETFILTER_HEADER, Netlink, attribute, nested
 from proxyd.model import Family
 
 # Up to this many questions the kernel looks for single frontends or ports, each of them a walk over its table (0.1 s at
@@ -25,29 +26,21 @@ from proxyd.model import Family
 QUESTIONS = 4
 # Flows deleted with one message to the kernel; its complaints about them must fit into the socket's buffer.
 BATCH = 64
-# Seconds after which the kernel is taken not to answer.
-PATIENCE = 10
 
-_RECEIVE = 1 << 16
 _AF = {Family.IPV4: socket.AF_INET, Family.IPV6: socket.AF_INET6}
 _NAMES = {socket.IPPROTO_TCP: "tcp", socket.IPPROTO_UDP: "udp"}
 _PROTOCOLS = {"tcp": socket.IPPROTO_TCP, "udp": socket.IPPROTO_UDP}
 
-# Each message: length, type, flags, sequence number, port; then, of flows, family, version, resource.
-_HEADER = struct.Struct("=IHHII")
-_FAMILY = struct.Struct("=BBH")
-_ATTRIBUTE = struct.Struct("=HH")
-_ERROR_CODE = struct.Struct("=i")
-_BODY = _HEADER.size + _FAMILY.size
-_ERROR, _DONE = 2, 3
-_REQUEST, _ACK, _DUMP = 1, 4, 0x300
-_GET, _DELETE = 1 << 8 | 1, 1 << 8 | 2
-_KIND, _NESTED = 0x3FFF, 0x8000
+# Where the attributes of a message begin.
+_START = NETFILTER_HEADER.size
+_GET, _DELETE, _GET_STATISTICS = 1 << 8 | 1, 1 << 8 | 2, 1 << 8 | 5
 # Attributes of a flow; of each of its two tuples; of the addresses in a tuple (both families) and of its ports.
-_ORIGINAL, _REPLY, _ID, _ZONE = 1, 2, 12, 18
+_ORIGINAL, _REPLY, _ID, _ZONE, _FILTER = 1, 2, 12, 18, 25
 _IP, _PROTO = 1, 2
 _SOURCES, _DESTINATIONS = (1, 3), (2, 4)
 _NUMBER, _SOURCE_PORT, _DESTINATION_PORT = 1, 2, 3
+# What of the original tuple a filter compares (net/netfilter/nf_internals.h).
+_FILTER_ORIGINAL, _BY_ADDRESS, _BY_PROTOCOL, _BY_PORT = 1, 0x2, 0x8, 0x20
 
 # One end of a flow as the kernel writes it: protocol, address, port.
 End = bytes
@@ -71,17 +64,26 @@ class Conntrack:
             stale = _Stale(family)
             stale.learn(frontends)
             # Two sockets, so that flows are deleted while others are still being read, and never all in memory.
-            with _Socket(family) as asking, _Socket(family) as deleting:
+            with Netlink(NETFILTER) as asking, Netlink(NETFILTER) as deleting:
                 found = (
                     name
                     for question in questions(family, frontends)
-                    for messages in asking.dump(question)
+                    for messages in asking.batches(_GET, _filtered(family, question), dump=True)
                     for name in stale.names(messages, newer())
                 )
-                return deleting.delete(found)
+                return _delete(deleting, family, found)
         except OSError as error:
             hint = " (CAP_NET_ADMIN is needed)" if error.errno == errno.EPERM else ""
             raise FlowsError(f"{error.strerror or error}{hint}") from error
+
+
+def load_tracker() -> None:
+    """Has the kernel load the connection tracker where that is a module: before the first rule that needs it, nobody did.
+
+    Asking it anything does that (nfnetlink requests the module of a subsystem); what it answers does not matter.
+    """
+    with Netlink(NETFILTER) as asking, suppress(OSError):
+        any(asking.ask(_GET_STATISTICS, NETFILTER_HEADER.pack(socket.AF_UNSPEC, 0, 0)))
 
 
 def questions(family: Family, frontends: Iterable[FrontendKey]) -> list[Question]:
@@ -109,10 +111,10 @@ class _Ends:
 
     def __init__(self, address_size: int) -> None:
         length = 44 + 2 * address_size
-        first, second = _BODY, _BODY + length
+        first, second = _START, _START + length
         self._heads = (
-            (slice(first, first + 4), _ATTRIBUTE.pack(length, _ORIGINAL | _NESTED)),
-            (slice(second, second + 4), _ATTRIBUTE.pack(length, _REPLY | _NESTED)),
+            (slice(first, first + 4), ATTRIBUTE.pack(length, _ORIGINAL | NESTED)),
+            (slice(second, second + 4), ATTRIBUTE.pack(length, _REPLY | NESTED)),
         )
         source, destination, number, source_port, destination_port = (
             12,
@@ -131,7 +133,7 @@ class _Ends:
             a, b, c = self._sent
             d, e, f = self._answered
             return message[a] + message[b] + message[c], message[d] + message[e] + message[f]
-        parts = _spans(message, _BODY, len(message))
+        parts = _spans(message, _START, len(message))
         return (
             _read_end(message, parts[_ORIGINAL], _DESTINATIONS, _DESTINATION_PORT),
             _read_end(message, parts[_REPLY], _SOURCES, _SOURCE_PORT),
@@ -184,121 +186,60 @@ class _Stale:
         if live is None or not is_stale(_NAMES.get(destination[0], ""), destination, answers, live):
             return b""
         # Tuple, zone and id as the kernel wrote them: no other flow can be meant, not even a later one with this tuple.
-        parts = _spans(message, _BODY, len(message))
+        parts = _spans(message, _START, len(message))
         return b"".join(_padded(message[slice(*parts[kind])]) for kind in (_ORIGINAL, _ZONE, _ID) if kind in parts)
 
 
-class _Socket:
-    """A socket to the tracker. A context manager; raises ``OSError`` for all that goes wrong."""
-
-    def __init__(self, family: Family) -> None:
-        # Costs 17 MB, and there may be no UDP Service.
-        from pyroute2 import NFCTSocket  # noqa: PLC0415
-
-        self._family = _AF[family]
-        self._socket: Any = NFCTSocket(nfgen_family=self._family)
-        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("@ll", PATIENCE, 0))
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._socket.close()
-
-    def dump(self, question: Question) -> Iterator[list[bytes]]:
-        """The messages about the flows asked for, a hundred or two at a time."""
-        self._socket.send(self._dump_request(question))
-        done = False
-        while not done:
-            found = []
-            for kind, _, message in _messages(self._socket.recv(_RECEIVE)):
-                if kind == _ERROR:
-                    raise _refusal(message)
-                if kind == _DONE:
-                    done = True
-                else:
-                    found.append(message)
-            yield found
-
-    def _dump_request(self, question: Question) -> bytes:
-        from pyroute2.netlink.nfnetlink.nfctsocket import NFCTAttrTuple, nfct_msg  # noqa: PLC0415
-
-        flows = NFCTAttrTuple(
-            self._family, daddr=question.address or None, proto=question.protocol, dport=question.port or None
-        )
-        flows.attrs()  # works the flags out
-        request = nfct_msg.create_from(tuple_orig=flows, cta_filter={"attrs": [["CTA_FILTER_ORIG_FLAGS", flows.flags]]})
-        request["nfgen_family"] = self._family
-        request["header"]["type"] = _GET
-        request["header"]["flags"] = _REQUEST | _DUMP
-        request.encode()
-        return bytes(request.data)
-
-    def delete(self, names: Iterator[bytes]) -> int:
-        """Deletes flows; gives how many of them there still were. What is refused keeps no other from being deleted."""
-        deleted = 0
-        refused: OSError | None = None
-        while batch := list(islice(names, BATCH)):
-            self._socket.send(b"".join(self._delete_request(n, name) for n, name in enumerate(batch, 1 - len(batch))))
-            for error in self._refusals():
-                deleted -= 1
-                if error.errno != errno.ENOENT:
-                    refused = error
-            deleted += len(batch)
-        if refused is not None:
-            raise refused
-        return deleted
-
-    def _delete_request(self, number: int, name: bytes) -> bytes:
-        """Only the last one of a batch, number 0, is always answered; the others are if they fail."""
-        body = _FAMILY.pack(self._family, 0, 0) + name
-        flags = _REQUEST if number else _REQUEST | _ACK
-        return _HEADER.pack(_HEADER.size + len(body), _DELETE, flags, -number, 0) + body
-
-    def _refusals(self) -> Iterator[OSError]:
-        while True:
-            for _, number, message in _messages(self._socket.recv(_RECEIVE)):
-                if (error := _refusal(message)).errno:
-                    yield error
-                if number == 0:
-                    return
+def _filtered(family: Family, question: Question) -> bytes:
+    """The body of a dump that brings only the flows asked for (kernel 5.8 or later)."""
+    proto = [attribute(_NUMBER, bytes([question.protocol]))]
+    flags = _BY_PROTOCOL
+    if question.port:
+        proto.append(attribute(_DESTINATION_PORT, question.port.to_bytes(2, "big")))
+        flags |= _BY_PORT
+    there = [nested(_PROTO, *proto)]
+    if question.address:
+        packed = socket.inet_pton(_AF[family], question.address)
+        there.append(nested(_IP, attribute(_DESTINATIONS[family is Family.IPV6], packed)))
+        flags |= _BY_ADDRESS
+    wanted = nested(_FILTER, attribute(_FILTER_ORIGINAL, struct.pack("=I", flags)))
+    return NETFILTER_HEADER.pack(_AF[family], 0, 0) + nested(_ORIGINAL, *there) + wanted
 
 
-def _messages(data: bytes) -> Iterator[tuple[int, int, bytes]]:
-    """Type, sequence number and bytes of each message."""
-    start = 0
-    while start + _HEADER.size <= len(data):
-        length, kind, _, number, _ = _HEADER.unpack_from(data, start)
-        if length < _HEADER.size:
-            return
-        yield kind, number, data[start : start + length]
-        start += (length + 3) & ~3
-
-
-def _refusal(message: bytes) -> OSError:
-    """What an error message says; errno is 0 where it says that all is well."""
-    (code,) = _ERROR_CODE.unpack_from(message, _HEADER.size)
-    return OSError(-code, os.strerror(-code))
+def _delete(deleting: Netlink, family: Family, names: Iterator[bytes]) -> int:
+    """Deletes flows; gives how many of them there still were. What is refused keeps no other from being deleted."""
+    deleted = 0
+    refused: OSError | None = None
+    about = NETFILTER_HEADER.pack(_AF[family], 0, 0)
+    while batch := [about + name for name in islice(names, BATCH)]:
+        deleted += len(batch)
+        for error in deleting.order(_DELETE, batch):
+            deleted -= 1
+            if error.errno != errno.ENOENT:
+                refused = error
+    if refused is not None:
+        raise refused
+    return deleted
 
 
 def _spans(message: bytes, start: int, end: int) -> Spans:
     """Where each attribute between two offsets begins and ends."""
     found = {}
-    while start + _ATTRIBUTE.size <= end:
-        length, kind = _ATTRIBUTE.unpack_from(message, start)
-        if length < _ATTRIBUTE.size:
+    while start + ATTRIBUTE.size <= end:
+        length, kind = ATTRIBUTE.unpack_from(message, start)
+        if length < ATTRIBUTE.size:
             break
-        found[kind & _KIND] = (start, start + length)
-        start += (length + 3) & ~3
+        found[kind & KIND] = (start, start + length)
+        start += length + 3 & ~3
     return found
 
 
 def _inside(message: bytes, span: tuple[int, int]) -> Spans:
-    return _spans(message, span[0] + _ATTRIBUTE.size, span[1])
+    return _spans(message, span[0] + ATTRIBUTE.size, span[1])
 
 
 def _value(message: bytes, span: tuple[int, int]) -> bytes:
-    return message[span[0] + _ATTRIBUTE.size : span[1]]
+    return message[span[0] + ATTRIBUTE.size : span[1]]
 
 
 def _read_end(message: bytes, span: tuple[int, int], addresses: tuple[int, int], port: int) -> End:

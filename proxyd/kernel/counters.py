@@ -15,7 +15,7 @@ from typing import NamedTuple, Protocol
 from proxyd.desired.conflicts import FrontendKey
 from proxyd.desired.endpoints import Backend
 from proxyd.kernel import nfnetlink
-from proxyd.kernel.nfnetlink import NESTED, Netlink, attribute, attributes, text, walk
+from proxyd.kernel.netlink import NETFILTER, Attributes, Netlink, attribute, attributes, nested, text, walk
 from proxyd.model import Family
 from proxyd.nft.layout import LOCAL_BASE, TABLE, Layout, generation_of
 
@@ -30,7 +30,7 @@ _KEY, _DATA, _USER_DATA, _EXPRESSION = 1, 2, 6, 7
 _VALUE, _VERDICT, _VERDICT_CHAIN = 1, 2, 2
 _EXPRESSION_DATA, _COUNTER_PACKETS = 2, 2
 _OBJECT_TYPE, _OBJECT_DATA, _OBJECT_COUNTER = 3, 4, 1
-_LIST_ELEMENT = 1 | NESTED
+_LIST_ELEMENT = 1
 
 
 class CountersError(Exception):
@@ -83,7 +83,7 @@ class NetlinkCounters:
     """The kernel's counters in the namespace of the thread that makes it."""
 
     def __init__(self) -> None:
-        self._netlink = Netlink()
+        self._netlink = Netlink(NETFILTER)
 
     def close(self) -> None:
         """Closes the socket."""
@@ -92,7 +92,8 @@ class NetlinkCounters:
     def generations(self, family: Family) -> frozenset[int]:
         """See ``Counters``."""
         try:
-            sets = [attributes(data) for _, data in self._ask(nfnetlink.GET_SET, family, {_TABLE: TABLE}, dump=True)]
+            answers = self._netlink.ask(nfnetlink.GET_SET, nfnetlink.about(_AF[family], TABLE), dump=True)
+            sets = [attributes(each, nfnetlink.START) for each in answers]
         except FileNotFoundError:
             return frozenset()
         except OSError as error:
@@ -106,8 +107,9 @@ class NetlinkCounters:
         layout = Layout(family, generation, 0)
         for name in (layout.name("service-ips"), layout.name("service-nodeports")):
             try:
-                for _, data in self._ask(nfnetlink.GET_ELEMENT, family, {_TABLE: TABLE, _NAME: name}, dump=True):
-                    for element in _elements(data):
+                question = nfnetlink.about(_AF[family], TABLE, name)
+                for answer in self._netlink.ask(nfnetlink.GET_ELEMENT, question, dump=True):
+                    for element in _elements(answer):
                         take(_frontend_count(family, generation, element))
             except FileNotFoundError:
                 whole = False  # this generation has gone meanwhile
@@ -135,37 +137,31 @@ class NetlinkCounters:
 
     def named(self, family: Family, name: str) -> int:
         """See ``Counters``."""
-        request = attribute(_OBJECT_TYPE, struct.pack("!I", _OBJECT_COUNTER))
+        counter = attribute(_OBJECT_TYPE, struct.pack("!I", _OBJECT_COUNTER))
         try:
-            for _, data in self._ask(nfnetlink.GET_OBJECT, family, {_TABLE: TABLE, _NAME: name}, request):
-                return _count(attributes(data)[_OBJECT_DATA])
+            for answer in self._netlink.ask(nfnetlink.GET_OBJECT, nfnetlink.about(_AF[family], TABLE, name) + counter):
+                return _count(attributes(answer, nfnetlink.START)[_OBJECT_DATA])
         except FileNotFoundError:
             pass
         except OSError as error:
             raise _told(error) from error
         return 0
 
-    def _get(self, family: Family, container: str, keys: Iterable[bytes]) -> list[nfnetlink.Attributes]:
+    def _get(self, family: Family, container: str, keys: Iterable[bytes]) -> list[Attributes]:
         """The elements of these keys up to the first that is not there."""
-        wanted = b"".join(attribute(_LIST_ELEMENT, attribute(_KEY | NESTED, attribute(_VALUE, each))) for each in keys)
+        wanted = [nested(_LIST_ELEMENT, nested(_KEY, attribute(_VALUE, each))) for each in keys]
         if not wanted:
             return []
-        found: list[nfnetlink.Attributes] = []
-        request = attribute(_ELEMENTS | NESTED, wanted)
+        found: list[Attributes] = []
+        question = nfnetlink.about(_AF[family], TABLE, container) + nested(_ELEMENTS, *wanted)
         try:
-            for _, data in self._ask(nfnetlink.GET_ELEMENT, family, {_TABLE: TABLE, _NAME: container}, request):
-                found += _elements(data)
+            for answer in self._netlink.ask(nfnetlink.GET_ELEMENT, question):
+                found += _elements(answer)
         except FileNotFoundError:
             pass
         except OSError as error:
             raise _told(error) from error
         return found
-
-    def _ask(
-        self, message: int, family: Family, names: dict[int, str], request: bytes = b"", *, dump: bool = False
-    ) -> Iterable[tuple[int, bytes]]:
-        named = b"".join(attribute(kind, name.encode() + b"\0") for kind, name in names.items())
-        return self._netlink.ask(message, _AF[family], named + request, dump=dump)
 
 
 def _told(error: OSError) -> CountersError:
@@ -173,12 +169,12 @@ def _told(error: OSError) -> CountersError:
     return CountersError(f"{error.strerror or error}{hint}")
 
 
-def _elements(data: bytes) -> Iterable[nfnetlink.Attributes]:
-    elements = attributes(data).get(_ELEMENTS, b"")
+def _elements(answer: bytes) -> Iterable[Attributes]:
+    elements = attributes(answer, nfnetlink.START).get(_ELEMENTS, b"")
     return [attributes(element) for _, element in walk(elements)]
 
 
-def _frontend_count(family: Family, generation: int, element: nfnetlink.Attributes) -> FrontendCount:
+def _frontend_count(family: Family, generation: int, element: Attributes) -> FrontendCount:
     key = attributes(element[_KEY])[_VALUE]
     # Each part of a key takes whole words: address, protocol, port.
     protocol, port = _NAMES[key[-8]], int.from_bytes(key[-4:-2], "big")
@@ -189,13 +185,13 @@ def _frontend_count(family: Family, generation: int, element: nfnetlink.Attribut
     return FrontendCount(generation, frontend, leads_to, _comment(element.get(_USER_DATA, b"")), _packets(element))
 
 
-def _backend(family: Family, element: nfnetlink.Attributes) -> Backend:
+def _backend(family: Family, element: Attributes) -> Backend:
     value = attributes(element[_DATA])[_VALUE]
     size = 4 if family is Family.IPV4 else 16
     return Backend(socket.inet_ntop(_AF[family], value[:size]), int.from_bytes(value[size : size + 2], "big"))
 
 
-def _packets(element: nfnetlink.Attributes) -> int:
+def _packets(element: Attributes) -> int:
     expression = attributes(element.get(_EXPRESSION, b""))
     return _count(expression[_EXPRESSION_DATA]) if _EXPRESSION_DATA in expression else 0
 

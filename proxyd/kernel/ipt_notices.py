@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from proxyd.ipt.names import FIREWALL
 from proxyd.ipt.ownership import BUILT_IN, TABLES, is_own_chain
-from proxyd.kernel.notices import Message, messages
+from proxyd.kernel.notices import Told, all_told
 from proxyd.kernel.notifications import Notifications
 from proxyd.model import Family
 from proxyd.nft.drift import Drift, Edits
@@ -22,7 +22,7 @@ _NOBODY = 0x7FFF_FFFF
 class RuleNotice(NamedTuple):
     """One message. See ``kernel.notices.Notice``."""
 
-    message: Message
+    message: Told
     family: Family | None = None
 
     @property
@@ -49,11 +49,11 @@ class RuleNotice(NamedTuple):
 
 def rule_notices(data: bytes) -> Iterator[RuleNotice]:
     """The messages of one delivery."""
-    for each in messages(data):
+    for each in all_told(data):
         yield RuleNotice(each, each.family if _matters(each) else None)
 
 
-def _matters(message: Message) -> bool:
+def _matters(message: Told) -> bool:
     """Whether it can be about something of ours; what others do elsewhere in the same tables is theirs."""
     _, family, kind, table, name, deleted, body = message
     if family is None or table not in TABLES:

@@ -14,15 +14,23 @@ import stat
 from typing import Any
 
 from proxyd.errors import CannotWorkHereError
+from proxyd.kernel import nfnetlink
+from proxyd.kernel.netlink import NETFILTER, Attributes, Netlink, attribute, attributes, text
 from proxyd.kernel.ruleset import Contents, KernelRefusedError
 from proxyd.model import Family
 from proxyd.nft.layout import TABLE
 from proxyd.nft.objects import Transaction
-from proxyd.nft.script import FAMILY_WORD, script
+from proxyd.nft.script import script
 
 MINIMUM_VERSION = (1, 0, 6)
 _SHOWN = 600
-_NETLINK_NETFILTER = 12
+_AF = {Family.IPV4: socket.AF_INET, Family.IPV6: socket.AF_INET6}
+# Attributes of sets; of chains only the name has another number (linux/netfilter/nf_tables.h). Flags of sets.
+_TABLE, _NAME, _FLAGS, _CHAIN_NAME = 1, 2, 3, 3
+_ANONYMOUS, _MAP_OF_ANY_KIND = 0x1, 0x8 | 0x40
+_OUR_TABLE = attribute(_TABLE, TABLE.encode() + b"\0")
+# Times that names are read while others change nftables; reading takes milliseconds.
+_ATTEMPTS = 20
 
 
 class NftablesUnavailableError(CannotWorkHereError):
@@ -84,9 +92,10 @@ class LibNftables(Library):
 
     def __init__(self) -> None:
         """Raises ``NftablesUnavailableError``, see ``Library``."""
+        self._names = Netlink(NETFILTER)
         before = _netfilter_sockets()
         super().__init__()
-        (self._descriptor,) = _netfilter_sockets() - before
+        ((self._descriptor, _),) = _netfilter_sockets() - before
 
     @property
     def port(self) -> int:
@@ -101,26 +110,37 @@ class LibNftables(Library):
             self.run(script(transaction))
 
     def contents(self, family: Family) -> Contents:
-        """See ``Ruleset``."""
-        chains = self._list("chain", family)
-        sets, maps = self._list("set", family), self._list("map", family)
-        return Contents(frozenset(chains), dict.fromkeys(sets, False) | dict.fromkeys(maps, True))
+        """See ``Ruleset``. Not by the library, which would hold the chains of all others (tens of MB of them)."""
+        try:
+            chains = self._list(nfnetlink.GET_CHAIN, family)
+            containers = self._list(nfnetlink.GET_SET, family)
+        except OSError as error:
+            raise KernelRefusedError(error.strerror or str(error)) from error
+        # Without flags where there are none.
+        named = ((each, int.from_bytes(each.get(_FLAGS, b""), "big")) for each in containers)
+        return Contents(
+            frozenset(text(each[_CHAIN_NAME]) for each in chains),
+            {text(each[_NAME]): bool(flags & _MAP_OF_ANY_KIND) for each, flags in named if not flags & _ANONYMOUS},
+        )
 
-    def _list(self, kind: str, family: Family) -> list[str]:
-        listed = self.query(f"list {kind}s {FAMILY_WORD[family]}")
-        objects = (entry[kind] for entry in listed if kind in entry)
-        return [each["name"] for each in objects if each["table"] == TABLE]
+    def _list(self, kind: int, family: Family) -> list[Attributes]:
+        """What our table has of one kind. The kernel gives the chains of all tables; others are dropped as they come."""
+        found = self._names.list(kind, nfnetlink.about(_AF[family]), _OUR_TABLE, _ATTEMPTS)
+        if not self._names.whole:
+            raise KernelRefusedError("nftables of this node changes faster than the names in it can be read")
+        return [attributes(each, nfnetlink.START) for each in found]
 
 
-def _netfilter_sockets() -> set[int]:
-    """Descriptors of this process that are netlink sockets of netfilter."""
+def _netfilter_sockets() -> set[tuple[int, int]]:
+    """This process's netlink sockets of netfilter: descriptor and inode, as a number may be used anew meanwhile."""
     found = set()
     for entry in os.listdir("/proc/self/fd"):
         try:
-            if stat.S_ISSOCK(os.stat(f"/proc/self/fd/{entry}").st_mode):
+            status = os.stat(f"/proc/self/fd/{entry}")
+            if stat.S_ISSOCK(status.st_mode):
                 with socket.socket(fileno=os.dup(int(entry))) as each:
-                    if each.family == socket.AF_NETLINK and each.proto == _NETLINK_NETFILTER:
-                        found.add(int(entry))
+                    if each.family == socket.AF_NETLINK and each.proto == NETFILTER:
+                        found.add((int(entry), status.st_ino))
         except OSError:
             continue  # closed meanwhile
     return found

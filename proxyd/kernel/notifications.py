@@ -17,13 +17,9 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Protocol
 
-import structlog
-
 from proxyd.kernel.notices import notices
 from proxyd.model import FAMILIES, Family
 from proxyd.nft.drift import Drift, Edits
-
-log = structlog.get_logger("proxyd.kernel")
 
 NETLINK_NETFILTER = 12
 _GROUP_NFTABLES = 7
@@ -71,7 +67,10 @@ class Notifications:
         self._drifted = drifted
         self._read = read
         self._socket = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, NETLINK_NETFILTER)
-        self._socket.setsockopt(socket.SOL_SOCKET, _SO_RCVBUFFORCE, _BUFFER)
+        try:
+            self._socket.setsockopt(socket.SOL_SOCKET, _SO_RCVBUFFORCE, _BUFFER)
+        except PermissionError:  # in a user namespace: what does not fit is told as lost, and everything rewritten
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _BUFFER)
         _ignore_author(self._socket, own_port())
         self._socket.bind((0, 1 << (_GROUP_NFTABLES - 1)))
         self._edits: dict[Family, Edits] = {}
@@ -108,8 +107,7 @@ class Notifications:
                     data = self._socket.recv(_RECEIVE)
                 except OSError as error:
                     if error.errno != errno.ENOBUFS:
-                        log.exception("kernel notifications ended")
-                        return
+                        raise  # and so ends the process: edits that nobody notices are not repaired
                     lost = True
                 else:
                     if not lost:

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import contextlib
 import json
+import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple, Protocol
 
 from proxyd.ipt import removal
 from proxyd.ipt.ownership import NFT_TABLE, NFT_TRANSLATING, TABLES, is_own_chain, is_own_jump
 from proxyd.ipt.removal import Chain, Found, Jump
-from proxyd.kernel import nfnetlink
+from proxyd.kernel import netlink, nfnetlink
 from proxyd.kernel.iptables import Backend, Iptables, IptablesRefusedError, IptablesTools, IptablesUnavailableError
 from proxyd.kernel.libnftables import Library, NftablesUnavailableError
 from proxyd.kernel.ruleset import KernelRefusedError
@@ -23,6 +24,10 @@ from proxyd.model import Family
 from proxyd.nft.layout import TABLE
 from proxyd.nft.script import FAMILY_WORD
 
+Rest = Callable[[float], object]
+
+# Chains in one transaction: each of their rules is a notification to everybody who listens, and that is us too.
+_NFT_BATCH = 500
 _FORWARD = Chain("filter", "FORWARD")
 # As the kernel's netlink interface numbers them: families of tables, and the policy of a base chain.
 _NUMBERS = {Family.IPV4: 2, Family.IPV6: 10}
@@ -42,8 +47,11 @@ class Predecessor(Protocol):
     def find(self) -> Found | None:
         """What is there; None where nothing is that could go. Raises ``PredecessorError``."""
 
-    def remove(self, found: Found) -> None:
-        """Removes what was found. Raises ``PredecessorError``; then part of it may be gone, what translates first."""
+    def remove(self, found: Found, rest: Rest = lambda _: None) -> None:
+        """Removes what was found, calling ``rest`` after each of many steps with the seconds that it took.
+
+        Raises ``PredecessorError``, and what ``rest`` raises; then part of it may be gone, what translates first.
+        """
 
 
 def predecessors(families: Iterable[Family], own: Backend | None = None) -> list[Predecessor]:
@@ -77,7 +85,7 @@ class NftTable:
             chains = [each for each, _ in _chains(self.family) if each.table == NFT_TABLE]
         return Found(chains=tuple(sorted(chains))) if chains else None
 
-    def remove(self, found: Found) -> None:
+    def remove(self, found: Found, rest: Rest = lambda _: None) -> None:  # noqa: ARG002  (few steps)
         """See ``Predecessor``."""
         table = f"{FAMILY_WORD[self.family]} {NFT_TABLE}"
         translating = [each.name for each in found.chains if each.name in NFT_TRANSLATING]
@@ -103,7 +111,7 @@ class OwnTable:
             chains = [each for each, _ in _chains(self.family) if each.table == TABLE]
         return Found(chains=tuple(sorted(chains))) if chains else None
 
-    def remove(self, found: Found) -> None:  # noqa: ARG002  (all of it goes)
+    def remove(self, found: Found, rest: Rest = lambda _: None) -> None:  # noqa: ARG002  (all of it goes)
         """See ``Predecessor``. In one transaction: every connection meets all of it, or nothing."""
         with _telling():
             self._library().run(f"delete table {FAMILY_WORD[self.family]} {TABLE}\n")
@@ -136,7 +144,7 @@ class NftChains:
                         used.add(Chain(chain.table, target))
         return removal.found(jumps, own, used, drops=drops)
 
-    def remove(self, found: Found) -> None:
+    def remove(self, found: Found, rest: Rest = lambda _: None) -> None:
         """See ``Predecessor``."""
         word = FAMILY_WORD[self.family]
         with _telling():
@@ -144,8 +152,10 @@ class NftChains:
             for step in removal.steps(found.jumps):
                 library.run("".join(f"delete rule {word} {j.table} {j.chain} handle {j.rule}\n" for j in step))
             for verb, chains in (("flush", (*found.chains, *found.emptied)), ("delete", found.chains)):
-                for table, names in removal.batches(tuple(sorted(chains))):
+                for table, names in removal.batches(tuple(sorted(chains)), _NFT_BATCH):
+                    started = time.monotonic()
                     library.run("".join(f"{verb} chain {word} {table} {name}\n" for name in names))
+                    rest(time.monotonic() - started)
 
 
 class LegacyChains:
@@ -161,11 +171,13 @@ class LegacyChains:
         with _telling():
             return removal.find(self._saved())
 
-    def remove(self, found: Found) -> None:
+    def remove(self, found: Found, rest: Rest = lambda _: None) -> None:
         """See ``Predecessor``."""
         with _telling():
             for text in removal.restores(found):
+                started = time.monotonic()
                 self._iptables.restore(text)
+                rest(time.monotonic() - started)
 
     def _saved(self) -> Iterator[str]:
         for table in self._iptables.tables():
@@ -183,7 +195,7 @@ class _Listed(NamedTuple):
 def _chains(family: Family) -> list[_Listed]:
     """All chains of a family, without their rules."""
     return [
-        _Listed(Chain(nfnetlink.text(each.get(1, b"")), nfnetlink.text(each.get(3, b""))), each.get(5) == _DROP)
+        _Listed(Chain(netlink.text(each.get(1, b"")), netlink.text(each.get(3, b""))), each.get(5) == _DROP)
         for number, each in nfnetlink.dump(nfnetlink.GET_CHAIN)
         if number == _NUMBERS[family]
     ]

@@ -10,6 +10,7 @@ from pathlib import Path
 import msgspec
 
 from proxyd.kernel import nfnetlink
+from proxyd.kernel.netlink import Attributes, attributes, text
 from proxyd.nft.layout import TABLE
 
 _FAMILIES = {1: "inet", 2: "ip", 3: "arp", 5: "netdev", 7: "bridge", 10: "ip6"}
@@ -86,24 +87,24 @@ def read_surroundings(proc: Path = Path("/proc")) -> Surroundings:
     )
 
 
-def _foreign(message: int, name: int) -> list[tuple[str, str, int, nfnetlink.Attributes]]:
+def _foreign(message: int, name: int) -> list[tuple[str, str, int, Attributes]]:
     """Objects outside our tables: table with its family, name, family number, attributes. Attribute 1 is the table."""
     found = []
-    for family, attributes in nfnetlink.dump(message):
-        table = nfnetlink.text(attributes.get(1, b""))
+    for family, each in nfnetlink.dump(message):
+        table = text(each.get(1, b""))
         if table != TABLE and family in _FAMILIES:
             where = f"{_FAMILIES[family]} {table}"
-            found.append((where, nfnetlink.text(attributes.get(name, b"")), family, attributes))
+            found.append((where, text(each.get(name, b"")), family, each))
     return found
 
 
-def _base_chain(table: str, name: str, family: int, attributes: nfnetlink.Attributes) -> BaseChain | None:
-    if 4 not in attributes or family not in _ROUTED:
+def _base_chain(table: str, name: str, family: int, chain: Attributes) -> BaseChain | None:
+    if 4 not in chain or family not in _ROUTED:
         return None
-    hook = nfnetlink.attributes(attributes[4])
+    hook = attributes(chain[4])
     number, priority = struct.unpack(">I", hook[1])[0], struct.unpack(">i", hook[2])[0]
-    drops = attributes.get(5) == struct.pack(">I", 0)
-    kind = nfnetlink.text(attributes.get(7, b""))
+    drops = chain.get(5) == struct.pack(">I", 0)
+    kind = text(chain.get(7, b""))
     return BaseChain(table, name, kind, _HOOKS.get(number, str(number)), priority, drops)
 
 

@@ -1,4 +1,5 @@
-"""The way to the API server: configuration, credentials and TLS from the official ``kubernetes`` package, GETs by urllib3.
+"""The way to the API server: configuration, credentials and TLS from the official ``kubernetes`` package, requests by
+urllib3.
 
 Of that package only ``Configuration``, ``ApiClient`` (for its connection pool) and the config loaders are used, and only
 once ``connect`` is called: its models, watch and informer cost several times the memory of all our objects.
@@ -13,8 +14,8 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from email.utils import parsedate_to_datetime
-from typing import Any, NamedTuple
-from urllib.parse import urlencode
+from typing import Any, NamedTuple, Protocol
+from urllib.parse import urlencode, urlsplit
 
 import msgspec
 import structlog
@@ -29,6 +30,8 @@ CONNECT_SECONDS = 10.0
 HEADER_SECONDS = 30.0
 RECHECK_SECONDS = 60.0
 CHUNK = 64 * 1024
+WRITE_SECONDS = 15.0
+MERGE_PATCH = "application/merge-patch+json"
 SERVICE_ACCOUNT = "/var/run/secrets/kubernetes.io/serviceaccount"
 
 log = structlog.get_logger()
@@ -116,13 +119,26 @@ class _Settings(NamedTuple):
     files: tuple[str, ...]
 
 
-class Client:
-    """GET requests to one API server. Safe for several threads; each open ``Response`` has a connection of its own."""
+class RequestObserver(Protocol):
+    """Who counts requests (the metrics). Called on the thread that asks; must be quick and never raise."""
 
-    def __init__(self, load: Callable[[], _Settings], clock: Callable[[], float] = time.monotonic) -> None:
+    def answered(self, method: str, host: str, status: int, seconds: float) -> None:
+        """The head of an answer came after that time; ``status`` 0: none came. ``host`` has its port."""
+
+
+class Client:
+    """Requests to one API server. Safe for several threads; each open ``Response`` has a connection of its own."""
+
+    def __init__(
+        self,
+        load: Callable[[], _Settings],
+        clock: Callable[[], float] = time.monotonic,
+        observer: RequestObserver | None = None,
+    ) -> None:
         """``load`` reads the configuration anew and raises ClientError; ``clock`` gives monotonic seconds."""
         self._load = load
         self._clock = clock
+        self._observer = observer
         self._lock = threading.Lock()
         self._checked = clock()
         self._stamps: tuple[object, ...] = ()
@@ -138,20 +154,56 @@ class Client:
 
         Raises ApiError for a status from 300 on, TransportError where no answer came. Never retries, follows no redirect.
         """
-        pool, headers = self._ready()
-        url = self.host + path + (f"?{urlencode(params)}" if params else "")
-        timeout = urllib3.Timeout(connect=CONNECT_SECONDS, read=min(read_timeout, HEADER_SECONDS))
-        try:
-            raw = pool.request(
-                "GET", url, headers=headers, timeout=timeout, retries=False, redirect=False, preload_content=False
-            )
-        except (HTTPError, OSError, ValueError) as error:
-            raise _transport_error(error) from error
-        if raw.status >= 300:
-            raise _api_error(raw)
-        response = Response(raw)
+        target = path + (f"?{urlencode(params)}" if params else "")
+        response = self._send("GET", target, min(read_timeout, HEADER_SECONDS))
         response.set_read_timeout(read_timeout)
         return response
+
+    def post(self, path: str, body: bytes) -> None:
+        """Creates an object from its JSON. Raises as ``get`` does, and never retries either."""
+        self._write("POST", path, body, "application/json")
+
+    def patch(self, path: str, body: bytes) -> None:
+        """Changes an object by a JSON merge patch (RFC 7386). Raises as ``get`` does, and never retries either."""
+        self._write("PATCH", path, body, MERGE_PATCH)
+
+    def _write(self, method: str, path: str, body: bytes, content_type: str) -> None:
+        response = self._send(method, path, WRITE_SECONDS, body, content_type)
+        try:
+            response.read()  # only then can its connection be used again
+        finally:
+            response.close()
+
+    def _send(
+        self, method: str, target: str, timeout: float, body: bytes | None = None, content_type: str = ""
+    ) -> Response:
+        """Sends a request and gives the answer once its headers are here, which may take ``timeout`` seconds."""
+        pool, headers = self._ready()
+        if content_type:
+            headers["Content-Type"] = content_type
+        limits = urllib3.Timeout(connect=CONNECT_SECONDS, read=timeout)
+        started = self._clock()
+        status = 0
+        try:
+            raw = pool.request(
+                method,
+                self.host + target,
+                body=body,
+                headers=headers,
+                timeout=limits,
+                retries=False,
+                redirect=False,
+                preload_content=False,
+            )
+            status = raw.status
+        except (HTTPError, OSError, ValueError) as error:
+            raise _transport_error(error) from error
+        finally:
+            if self._observer is not None:
+                self._observer.answered(method, urlsplit(self.host).netloc, status, self._clock() - started)
+        if status >= 300:
+            raise _api_error(raw)
+        return Response(raw)
 
     def refresh(self) -> None:
         """Reads credentials and certificates anew, at once: for use after a 401 or a TLS error. Failing keeps the old."""
@@ -193,13 +245,14 @@ def connect(
     *,
     service_account: str = SERVICE_ACCOUNT,
     clock: Callable[[], float] = time.monotonic,
+    observer: RequestObserver | None = None,
 ) -> Client:
     """Builds the client of the API server named by a kubeconfig file, or by the pod's environment if both are "".
 
     ``master`` (a URL) wins over the kubeconfig's server, as kube-proxy's --master does. Sends nothing yet. Raises
     ClientError. Credentials and certificates follow their files: looked at once a minute, and by ``Client.refresh``.
     """
-    return Client(lambda: _settings(kubeconfig, master, service_account), clock)
+    return Client(lambda: _settings(kubeconfig, master, service_account), clock, observer)
 
 
 def _settings(kubeconfig: str, master: str, service_account: str) -> _Settings:
@@ -207,19 +260,22 @@ def _settings(kubeconfig: str, master: str, service_account: str) -> _Settings:
 
     configuration = Configuration(host="")
     configuration.socket_options = _socket_options()
-    configuration.connection_pool_maxsize = 4  # one watch per kind of object and one to spare
+    configuration.connection_pool_maxsize = 4  # one watch per kind of object and one for Events
     files: tuple[str, ...] = ()
     if kubeconfig:
         files = _load_kubeconfig(configuration, kubeconfig)
     elif not master:
         files = _load_in_cluster(configuration, service_account)
-    host = (master or configuration.host or "").rstrip("/")
+    host = master or configuration.host or ""
     if not host:
         raise ClientError(f"kubeconfig {kubeconfig}: the current context's cluster has no server")
     if "://" not in host:
         host = f"https://{host}" if configuration.ssl_ca_cert or configuration.cert_file else f"http://{host}"
+    origin = "--master" if master else f"kubeconfig {kubeconfig}" if kubeconfig else "service account"
+    _check_url(host, origin)
+    host = host.rstrip("/")
     certificates = (configuration.ssl_ca_cert, configuration.cert_file, configuration.key_file)
-    _check_certificates(*certificates)
+    _check_certificates(*certificates, origin=f"kubeconfig {kubeconfig}" if kubeconfig else origin)
     # Assigned last: the choice of a proxy from the environment depends on it.
     configuration.host = host
     return _Settings(configuration, host, (*files, *(name for name in certificates if name)))
@@ -233,7 +289,9 @@ def _load_kubeconfig(configuration: Any, path: str) -> tuple[str, ...]:
     path = os.path.expanduser(path)
     try:
         with open(path, encoding="utf-8") as file:
-            users = (yaml.safe_load(file) or {}).get("users") or ()
+            content = yaml.safe_load(file) or {}
+        users = content.get("users") or ()
+        _check_user(content)
         load_kube_config(config_file=path, client_configuration=configuration, persist_config=False)
         folder = os.path.dirname(os.path.abspath(path))
         tokens = (user["user"]["tokenFile"] for user in users if "tokenFile" in (user.get("user") or {}))
@@ -259,7 +317,26 @@ def _load_in_cluster(configuration: Any, folder: str) -> tuple[str, ...]:
     return (token,)
 
 
-def _check_certificates(ca: str | None, cert: str | None, key: str | None) -> None:
+def _check_user(content: Any) -> None:
+    """Finds a user that is not there, whom the package takes for nobody. Raises ValueError."""
+    current = next((each for each in content.get("contexts") or () if each["name"] == content["current-context"]), None)
+    name = (current["context"] or {}).get("user") if current else None
+    if name and name not in [user["name"] for user in content.get("users") or ()]:
+        raise ValueError(f"the current context's user {name!r} is not there")
+
+
+def _check_url(host: str, origin: str) -> None:
+    """Finds an address that no connection can be made to. Raises ClientError."""
+    try:
+        parts = urlsplit(host)
+        usable = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # a port that is none, or half a bracket
+        usable = False
+    if not usable:
+        raise ClientError(f"{origin}: the API server's address {host!r} is not a URL such as https://192.0.2.1:6443")
+
+
+def _check_certificates(ca: str | None, cert: str | None, key: str | None, *, origin: str) -> None:
     """Finds what TLS would refuse only later, at each connection."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     name = ca
@@ -270,7 +347,7 @@ def _check_certificates(ca: str | None, cert: str | None, key: str | None) -> No
             name = cert
             context.load_cert_chain(cert, key)
     except OSError as error:
-        raise ClientError(f"certificate {name}: {_one_line(error)}") from error
+        raise ClientError(f"{origin}: certificate {name}: {_one_line(error)}") from error
 
 
 def _stamps(files: tuple[str, ...]) -> tuple[object, ...]:

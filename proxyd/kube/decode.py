@@ -51,6 +51,7 @@ class _Struct(msgspec.Struct, gc=False, rename="camel"):
 class _Meta(_Struct):
     name: str | None = None
     namespace: str | None = None
+    uid: str | None = None
     resource_version: str | None = None
     creation_timestamp: str | None = None
     deletion_timestamp: str | None = None
@@ -233,6 +234,7 @@ def _service(wire: _Service, key: ObjectKey) -> Service | None:
         external_local=spec.external_traffic_policy == "Local",
         health_check_node_port=spec.health_check_node_port or 0 if spec.type == "LoadBalancer" else 0,
         created=wire.metadata.creation_timestamp or "",
+        uid=wire.metadata.uid or "",
     )
 
 

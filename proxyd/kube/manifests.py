@@ -66,14 +66,18 @@ _DECODERS: dict[tuple[str, str], Callable[[bytes], Decoded[Any]]] = {
 }
 
 
+class _StoppedError(Exception):
+    """The process is to end; what has been read so far is of no use."""
+
+
 class ManifestSource:
     """Keeps the store equal to the files ``*.yaml``, ``*.yml`` and ``*.json`` of one folder (not of folders below it).
 
     Of an object that is in two files, the one in the first file by name counts.
     """
 
-    def __init__(self, folder: str, store: Store, node_name: str) -> None:
-        """``node_name`` is the one whose Node object counts."""
+    def __init__(self, folder: str, store: Store, node_name: str, stopping: Callable[[], bool] = lambda: False) -> None:
+        """``node_name`` is the one whose Node object counts; ``stopping`` tells that no more need be read."""
         self._folder = Path(folder)
         self._store = store
         self._node_name = node_name
@@ -85,20 +89,25 @@ class ManifestSource:
         self._files: dict[str, _File] = {}
         self._claims: dict[Claim, dict[str, Decoded[Any]]] = {}
         self._unsettled: set[str] = set()
+        self._stopping = stopping
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="manifests", daemon=True)
 
     def start(self) -> None:
         """Reads all files into the store, marks it complete, and follows changes from a thread.
 
-        Raises ManifestError where the folder is missing, is none, or may not be read. To be called once.
+        Raises ManifestError where the folder is missing, is none, or may not be read. To be called once. Large files take
+        a while; where the process is to end meanwhile, nothing is marked complete.
         """
         try:
             found = self._scan()
         except OSError as error:
             raise ManifestError(f"manifest folder {self._folder}: {error.strerror or error}") from error
-        for name in found:
-            self._read(name, found[name], settled=True)
+        try:
+            for name in found:
+                self._read(name, found[name], settled=True)
+        except _StoppedError:
+            return
         for kind, intake in self._intakes.items():
             intake.replace([self._winner(claim) for claim in self._claims if claim[0] == kind])
         self._report()
@@ -118,6 +127,8 @@ class ManifestSource:
         while not self._stop.is_set():
             try:
                 self._follow()
+            except _StoppedError:
+                return
             except OSError as error:
                 # The folder went away, perhaps to be mounted anew: keep serving what it gave.
                 self._note("", f"folder: {error.strerror or error}")
@@ -211,6 +222,8 @@ class ManifestSource:
 
     def _take(self, document: Any, reading: _Reading) -> None:
         """Decodes one document, or each item of a List. Raises ValueError for what is no Kubernetes object at all."""
+        if self._stopping():
+            raise _StoppedError
         if document is None:
             return
         if not isinstance(document, dict) or not isinstance(kind := document.get("kind"), str):

@@ -13,25 +13,33 @@ from types import MappingProxyType
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from proxyd.kube.decode import Decoded, ObjectKey
-from proxyd.model import EndpointSlice, Family, Finding, Node, Reason, Service, ServiceKey
+from proxyd.model import FAMILIES, Cause, EndpointSlice, Family, Finding, Node, Reason, Service, ServiceKey
 
 T = TypeVar("T")
 
-# Trigger times kept for a family between two passes: enough for a latency metric, bounded while nobody takes them.
-TRIGGERS_KEPT = 1000
+# Times kept for a family between two passes: enough for a latency metric, bounded while nobody takes them.
+TIMES_KEPT = 1000
+
+
+class Received(NamedTuple):
+    """That a change came, and when (monotonic seconds)."""
+
+    cause: Cause
+    at: float
 
 
 class Changes(NamedTuple):
     """What was taken from the store: dirty Services, whether the Node changed, and what the latency metrics need.
 
-    ``triggers`` holds Unix times at which changes to endpoints of a family began; ``since`` is the monotonic time of the
-    oldest change taken (None where there is none).
+    ``triggers`` holds Unix times at which changes to endpoints of a family began, ``received`` when changes of a family
+    came (after the first lists); ``since`` is the monotonic time of the oldest change taken (None where there is none).
     """
 
     services: set[ServiceKey]
     node: bool = False
     triggers: Mapping[Family, list[float]] = MappingProxyType({})
     since: float | None = None
+    received: Mapping[Family, list[Received]] = MappingProxyType({})
 
 
 class Intake(Generic[T]):
@@ -110,6 +118,7 @@ class Store:
         self._dirty: set[ServiceKey] = set()
         self._node_dirty = False
         self._triggers: dict[Family, list[float]] = {}
+        self._received: dict[Family, list[Received]] = {}
         self._since: float | None = None
         self._woken = False
 
@@ -143,8 +152,8 @@ class Store:
     def take(self) -> Changes:
         """Takes everything that is dirty; the caller owns it from here and must see it through."""
         with self.lock:
-            changes = Changes(self._dirty, self._node_dirty, self._triggers, self._since)
-            self._dirty, self._node_dirty, self._triggers, self._since = set(), False, {}, None
+            changes = Changes(self._dirty, self._node_dirty, self._triggers, self._since, self._received)
+            self._dirty, self._node_dirty, self._triggers, self._since, self._received = set(), False, {}, None, {}
             return changes
 
     def pending(self) -> tuple[int, float | None]:
@@ -164,6 +173,11 @@ class Store:
             self._since = self._now()
         self.lock.notify_all()
 
+    def note(self) -> None:
+        """As ``attention``, for callers without the lock."""
+        with self.lock:
+            self.attention()
+
     def listed(self, intake: Intake[Any]) -> None:
         """Takes note that a kind has been listed completely; the caller holds the lock."""
         was_complete, intake.synced = self.complete, True
@@ -172,12 +186,27 @@ class Store:
             self._since = self._now()
         self.lock.notify_all()
 
+    def host_changed(self) -> None:
+        """Takes notice that the host is not as it was: what depends on it is worked out again, as for a changed Node."""
+        with self.lock:
+            self._node_changed(None, None)
+
     def _mark(self, key: ServiceKey) -> None:
         self._dirty.add(key)
         self.attention()
 
+    def _note_time(self, cause: Cause, families: Iterable[Family]) -> None:
+        """What comes before the first lists are complete waits for them, which says nothing about proxyd."""
+        if self.complete and (cause is not Cause.NODE or self.nodes.synced):
+            for family in families:
+                times = self._received.setdefault(family, [])
+                if len(times) < TIMES_KEPT:
+                    times.append(Received(cause, self._now()))
+
     def _service_changed(self, old: Service | None, new: Service | None) -> None:
+        cluster_ips = (*(old.cluster_ips if old else ()), *(new.cluster_ips if new else ()))
         self._mark((new or old).key)  # type: ignore[union-attr]
+        self._note_time(Cause.SERVICE, {Family.IPV6 if ":" in ip else Family.IPV4 for ip in cluster_ips})
 
     def _slice_changed(self, old: EndpointSlice | None, new: EndpointSlice | None) -> None:
         if old is not None and (new is None or new.service != old.service):
@@ -190,9 +219,11 @@ class Store:
             self._slices_of.setdefault(new.service, {})[new.name] = new
             self._mark(new.service)
             triggers = self._triggers.setdefault(new.family, [])
-            if new.trigger is not None and len(triggers) < TRIGGERS_KEPT:
+            if new.trigger is not None and len(triggers) < TIMES_KEPT:
                 triggers.append(new.trigger)
+        self._note_time(Cause.ENDPOINTS, {each.family for each in (old, new) if each is not None})
 
     def _node_changed(self, _old: Node | None, _new: Node | None) -> None:
         self._node_dirty = True
         self.attention()
+        self._note_time(Cause.NODE, FAMILIES)

@@ -8,6 +8,7 @@ from proxyd.nft.layout import (
     INVALID_DROPPED,
     LOCALHOST_REFUSE,
     LOCALHOST_REFUSED,
+    LOCALHOST_REJECTED,
     NODE_PORT_KEY,
     TRANSLATED,
     TRANSLATED_SECONDS,
@@ -42,7 +43,7 @@ _NEW = Match(Field.CT_STATE, "new")
 _LOOPBACK = {Family.IPV4: "127.0.0.0/8", Family.IPV6: "::1"}
 
 
-def base_chains(layout: Layout, settings: NodeSettings) -> tuple[Chain, ...]:
+def base_chains(layout: Layout) -> tuple[Chain, ...]:
     """The base chains: only jumps into the generation, so that replacing them switches all traffic at once.
 
     What has no endpoint is refused in input, forward and output and not in prerouting, where ``reject`` is not allowed
@@ -57,7 +58,7 @@ def base_chains(layout: Layout, settings: NodeSettings) -> tuple[Chain, ...]:
 
     # A segment that conntrack finds invalid is not new, and it is not translated either.
     invalid: tuple[Rule, ...] = ((Match(Field.CT_STATE, "invalid"), Jump(layout.name("invalid"))),)
-    drop, note = (invalid, ("note-translated",)) if settings.drop_invalid else ((), ())
+    drop, note = (invalid, ("note-translated",)) if layout.drop_invalid else ((), ())
     services: tuple[Rule, ...] = ((Jump(layout.name("services")),),)
     ports, rest = ("no-endpoint-nodeports-check", "no-endpoints-check"), ("no-endpoints-check", "cluster-ips-check")
     return (
@@ -115,9 +116,9 @@ def generation_chains(layout: Layout, settings: NodeSettings) -> tuple[Chain, ..
                 *_localhost_check(layout, settings),
             ),
         ),
-        Chain(name(LOCALHOST_REFUSE), ((Reject(),),)),
+        Chain(name(LOCALHOST_REFUSE), _refuse_and_count()),
         Chain(name("cluster-ips-check"), ((in_cluster_ips, Goto(name("reject"))),)),
-        *(invalid_segments(layout) if settings.drop_invalid else ()),
+        *(invalid_segments(layout) if layout.drop_invalid else ()),
         Chain(
             name("masquerading"),
             (
@@ -188,6 +189,11 @@ def _localhost_check(layout: Layout, settings: NodeSettings) -> tuple[Rule, ...]
         return ()
     loopback = Match(Field.DADDR, _LOOPBACK[settings.family])
     return ((loopback, VerdictMap(NODE_PORT_KEY, layout.name(LOCALHOST_REFUSED))),)
+
+
+def _refuse_and_count() -> tuple[Rule, ...]:
+    """One rule for each protocol, since each has a counter of its own."""
+    return tuple((Match(Field.L4PROTO, each), Count(counter), Reject()) for each, counter in LOCALHOST_REJECTED.items())
 
 
 def node_port_elements(layout: Layout, settings: NodeSettings) -> tuple[Element, ...]:

@@ -28,7 +28,9 @@ TRANSLATED_SECONDS = 86400
 LASTING = frozenset({AFFINITY, TRANSLATED})
 # Named counters, which outlive generations too. The name is the one under which kube-proxy counts the same.
 INVALID_DROPPED = "ct_state_invalid_dropped_pkts"
-COUNTERS = (INVALID_DROPPED,)
+# Packets to node ports on the loopback address that were refused, by protocol; TCP is served there.
+LOCALHOST_REJECTED = {each: f"localhost-nodeport-rejected-{each}" for each in ("sctp", "udp")}
+COUNTERS = (INVALID_DROPPED, *LOCALHOST_REJECTED.values())
 # Indexes of a frontend's second endpoint list (externalTrafficPolicy Local: the endpoints on this node).
 LOCAL_BASE = 1 << 16
 
@@ -67,11 +69,15 @@ def _declared() -> dict[str, Container]:
 
 
 class Layout(msgspec.Struct, frozen=True):
-    """The names of one generation in one family. ``mark`` is the bit that asks for masquerading."""
+    """The names of one generation in one family, and what its chains are made by.
+
+    ``mark`` is the bit that asks for masquerading; ``drop_invalid`` as in ``NodeSettings``.
+    """
 
     family: Family
     generation: int
     mark: int
+    drop_invalid: bool = True
 
     def name(self, base: str) -> str:
         """The name of an object of this generation."""
@@ -93,7 +99,7 @@ class Layout(msgspec.Struct, frozen=True):
             Container(self.name("nodeport-local-only"), _NODE_PORT, ()),
             Container(self.name("no-endpoints"), _FRONTEND, ()),
             Container(self.name("no-endpoint-nodeports"), _NODE_PORT, ()),
-            Container(self.name(LOCALHOST_REFUSED), _NODE_PORT, (), counter=True),
+            Container(self.name(LOCALHOST_REFUSED), _NODE_PORT, ()),
             *(
                 Container(self.endpoints(protocol, node_port=node_port), key, _BACKEND, counter=True, protocol=protocol)
                 for node_port, key in ((False, (_A, _PORT, _N)), (True, (_PORT, _N)))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from proxyd.model import NodeSettings
 from proxyd.nft.delta import Holdings
 from proxyd.nft.drift import Drift
 from proxyd.nft.fixed import base_chains
@@ -10,7 +9,7 @@ from proxyd.nft.layout import Layout, generation_of
 from proxyd.nft.objects import Element, Transaction
 
 
-def repair(drift: Drift, holdings: Holdings, layout: Layout, settings: NodeSettings) -> Transaction:
+def repair(drift: Drift, holdings: Holdings, layout: Layout) -> Transaction:
     """Brings exactly the places of ``drift`` to what the kernel should hold; ``drift`` must not mean everything.
 
     What is there by the last notification is deleted whatever its value, since the kernel refuses another value for a key
@@ -19,7 +18,7 @@ def repair(drift: Drift, holdings: Holdings, layout: Layout, settings: NodeSetti
     """
     places = [place for place in drift.elements if generation_of(place[0]) == layout.generation]
     wanted = [element for place in places if (element := holdings.element(*place)) is not None]
-    lasting = {chain.name: chain for chain in base_chains(layout, settings)}
+    lasting = {chain.name: chain for chain in base_chains(layout)}
     chains = (lasting.get(name) or holdings.chain(name) for name in sorted(drift.chains))
     return Transaction(
         drift.family,

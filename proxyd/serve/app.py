@@ -9,8 +9,9 @@ from typing import Any
 import msgspec
 
 from proxyd.serve import health, readiness
+from proxyd.serve.collectors import WatchState
 from proxyd.serve.http import Request, Response, Routes
-from proxyd.serve.metrics import CONTENT_TYPE, Metrics, WatchState
+from proxyd.serve.metrics import CONTENT_TYPE, Metrics
 from proxyd.serve.report import PATH, Report
 from proxyd.sync.status import Status
 
@@ -65,6 +66,6 @@ def health_routes(
 
     return {
         "/readyz": health.handler(readyz, status, waiting_since, sync_period),
-        "/healthz": health.handler(health.healthz, status, waiting_since, sync_period, metrics.healthz_answered),
-        "/livez": health.handler(health.livez, status, waiting_since, sync_period, metrics.livez_answered),
+        "/healthz": health.handler(health.healthz, status, waiting_since, sync_period, metrics.probes.healthz),
+        "/livez": health.handler(health.livez, status, waiting_since, sync_period, metrics.probes.livez),
     }

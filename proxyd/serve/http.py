@@ -64,7 +64,12 @@ class Listener:
     """
 
     def __init__(
-        self, name: str, bind: Callable[[], socket.socket], routes: Routes, hard_fail: Callable[[str], None] | None
+        self,
+        name: str,
+        bind: Callable[[], socket.socket],
+        routes: Routes,
+        hard_fail: Callable[[str], None] | None = None,
+        told: Callable[[str], None] = lambda _: None,
     ) -> None:
         self.name = name
         self.listening = threading.Event()
@@ -73,6 +78,7 @@ class Listener:
         self.bind = bind
         self.routes = routes
         self.hard_fail = hard_fail
+        self.told = told
         self.failed = False
         self.closed = False
         self.task: asyncio.Task[None] | None = None
@@ -117,15 +123,20 @@ class Server:
             self._thread = None
 
     def add_listener(
-        self, host: str, port: int, routes: Routes, hard_fail: Callable[[str], None] | None = None
+        self,
+        host: str,
+        port: int,
+        routes: Routes,
+        hard_fail: Callable[[str], None] | None = None,
+        told: Callable[[str], None] = lambda _: None,
     ) -> Listener:
         """Begins to listen on an IP address, without waiting for it; "0.0.0.0" is IPv4 only, "::" is both families.
 
         An address that cannot be had is tried again for as long as it takes. With ``hard_fail``, that is called instead
-        (on the server's thread, with what went wrong) and the listener given up.
+        (on the server's thread, with what went wrong) and the listener given up. ``told`` is called so too, the first time.
         """
         name = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-        listener = Listener(name, functools.partial(sockets.bind_tcp, host, port), routes, hard_fail)
+        listener = Listener(name, functools.partial(sockets.bind_tcp, host, port), routes, hard_fail, told)
         self.call(self._add, listener)
         return listener
 
@@ -134,7 +145,7 @@ class Server:
 
         Such a name belongs to the network namespace, as rules do, and leaves no file behind.
         """
-        listener = Listener(f"@{name}", functools.partial(sockets.bind_local, name), routes, None)
+        listener = Listener(f"@{name}", functools.partial(sockets.bind_local, name), routes)
         self.call(self._add, listener)
         return listener
 
@@ -170,9 +181,12 @@ class Server:
                 sock = listener.bind()
                 break
             except OSError as error:
+                problem = f"cannot listen on {listener}: {error}"
+                if not listener.failed:
+                    listener.told(problem)
                 if listener.hard_fail is not None:
                     self._listeners.discard(listener)
-                    listener.hard_fail(f"cannot listen on {listener}: {error}")
+                    listener.hard_fail(problem)
                     return
                 if not listener.failed:
                     log.warning("cannot listen yet", address=str(listener), error=str(error), retry=self._retry_seconds)

@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from proxyd.serve import health
+from proxyd.serve.collectors import WatchState
 from proxyd.serve.health import Moment
 from proxyd.serve.http import Response
-from proxyd.serve.metrics import WatchState
 from proxyd.sync.status import FamilyStatus, Status
 
 

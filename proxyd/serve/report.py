@@ -9,8 +9,8 @@ import msgspec
 from proxyd.kernel.surroundings import Surroundings
 from proxyd.model import Family, Finding, NodeSettings, Reason
 from proxyd.serve.advice import advise, conntrack_use
+from proxyd.serve.collectors import WatchState
 from proxyd.serve.health import Moment, ineligible, reasons, timestamp, unwritten
-from proxyd.serve.metrics import WatchState
 from proxyd.serve.readiness import silent_watches
 from proxyd.sync.status import FamilyStatus, Status
 

@@ -9,6 +9,7 @@ from proxyd.serve.report import FamilyReport, Report
 
 # Findings that are shown one by one; the counts are always whole.
 SHOWN = 20
+WIDEST = 40
 
 
 def report_text(report: Report) -> str:
@@ -40,11 +41,15 @@ def _section(title: str, lines: Iterable[str]) -> Iterator[str]:
 
 
 def _table(rows: Sequence[tuple[str, ...]]) -> list[str]:
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    """In columns; what is longer than ``WIDEST`` pushes only its own line apart."""
+    widths = [min(WIDEST, max(map(len, column))) for column in zip(*rows, strict=True)]
     return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
 
 
 def _family(family: FamilyReport) -> Iterator[str]:
+    if family.last_pass_seconds is None:
+        yield "nothing written yet; rules of an earlier run are as they were"
+        return
     yield f"{family.services} Services, {family.endpoints} endpoints in force"
     if family.last_pass_seconds is not None:
         took = f"{family.last_pass_seconds * 1000:.1f} ms, {family.last_pass_operations} operations"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 from proxyd.model import Family, ServiceKey
@@ -52,8 +53,14 @@ def answer(key: ServiceKey, local: int, healthy: bool) -> Response:
 class ServiceHealth:
     """Keeps listeners in step with what is written to the kernel. ``update`` is called by the sync thread."""
 
-    def __init__(self, server: Server, healthy: Callable[[], bool]) -> None:
-        """``healthy`` tells at each request whether the rules are up to date."""
+    def __init__(
+        self,
+        server: Server,
+        healthy: Callable[[], bool],
+        told: Callable[[ServiceKey, str], None] = lambda *_: None,
+    ) -> None:
+        """``healthy`` tells at each request whether the rules are up to date; ``told`` is told of ports that are taken."""
+        self._told = told
         self._server = server
         self._healthy = healthy
         self._listeners: dict[Check, Listener] = {}
@@ -76,7 +83,8 @@ class ServiceHealth:
         for check in self._listeners.keys() - wanted:
             self._server.remove_listener(self._listeners.pop(check))
         for check in wanted - self._listeners.keys():
-            self._listeners[check] = self._server.add_listener(check.host, check.port, self._routes(check))
+            told = partial(self._told, check.key)
+            self._listeners[check] = self._server.add_listener(check.host, check.port, self._routes(check), told=told)
 
     def _routes(self, check: Check) -> Routes:
         def handle(_request: Request) -> Response:

@@ -9,6 +9,7 @@ from prometheus_client.registry import Collector
 
 from proxyd.desired.endpoints import Backend
 from proxyd.model import Family
+from proxyd.serve.localhost_metrics import UPSTREAM
 from proxyd.sync.traffic import Traffic
 
 _LABELS = ("ip_family", "namespace", "service", "port", "protocol")
@@ -37,6 +38,15 @@ class TrafficCollector(Collector):
                 services.add_metric(labels, each.connections)
                 for endpoint, connections in each.endpoints.items():
                     endpoints.add_metric((*labels, _text(endpoint)), connections)
+        rejected = CounterMetricFamily(
+            f"{UPSTREAM}rejected_packets_total",
+            "Packets to node ports on localhost that were refused",
+            labels=("ip_family", "protocol"),
+        )
+        for family, of_family in traffic.items():
+            for protocol, packets in of_family.localhost_rejected.items():
+                rejected.add_metric((family, protocol), packets)
+        yield rejected
         yield services
         yield endpoints
         # kube-proxy's name, which it has in iptables mode; the rule is the same in either.

@@ -98,6 +98,11 @@ class FlowCleaner:
             self._debts[family].add(frontends)
             self._changed.notify_all()
 
+    def owed(self) -> dict[Family, int]:
+        """How many frontends of each family have yet to be looked at; from any thread."""
+        with self._changed:
+            return {family: len(debt.frontends) for family, debt in self._debts.items()}
+
     def start(self) -> None:
         """Starts the thread."""
         self._thread.start()

@@ -10,10 +10,11 @@ import msgspec
 import structlog
 
 from proxyd.kernel.ruleset import KernelRefusedError
-from proxyd.model import Family, Finding, Node, NodeSettings, ServiceKey
+from proxyd.kube.store import TIMES_KEPT, Received
+from proxyd.model import Cause, Family, Finding, Node, NodeSettings, ServiceKey
 from proxyd.nft.drift import Drift
 from proxyd.sync.full import StoppedError
-from proxyd.sync.status import Counts, FamilyStatus, Observer, PassResult, Repair
+from proxyd.sync.status import OF_LAST_SUCCESS, Counts, FamilyStatus, Observer, PassResult, Repair
 from proxyd.sync.tally import Tally
 
 log = structlog.get_logger("proxyd.sync")
@@ -57,6 +58,9 @@ class FamilyRules(Protocol):
     @property
     def findings(self) -> dict[ServiceKey, tuple[Finding, ...]]:
         """What there is to say about each Service."""
+
+    def finds_rules(self) -> bool:
+        """Whether the kernel has rules of an earlier run in use. Raises ``KernelRefusedError``."""
 
     @property
     def cleanup_owed(self) -> bool:
@@ -107,6 +111,7 @@ class FamilySync:
         self._failure_time: float | None = None
         self._dirty: set[ServiceKey] = set()
         self._triggers: list[float] = []
+        self._received: list[Received] = []
         self._since: float | None = None
         self._retry_quarantined_at: float | None = None
         self._cleanup_owed_since: float | None = None
@@ -117,6 +122,7 @@ class FamilySync:
         self._repair_delay = 0.0
         self._repairs = 0
         self._drifted_at: float | None = None
+        self._drifting_since: float | None = None
 
     @property
     def due_at(self) -> float | None:
@@ -130,9 +136,13 @@ class FamilySync:
         since = self._cleanup_owed_since
         return since is not None and not self.cleanup_failed and time.monotonic() - since >= self._sync_period
 
-    def drifted(self, drift: Drift) -> None:
-        """Takes notice of a foreign change to our table, which is undone by the next pass, though not without end."""
+    def drifted(self, drift: Drift, at: float) -> None:
+        """Takes notice of a foreign change to our table, seen at that time (monotonic seconds).
+
+        The next pass undoes it, though not without end.
+        """
         now = time.monotonic()
+        self._drifting_since = at if self._drifting_since is None else self._drifting_since
         if self._drifted_at is None or now - self._drifted_at > CALM:
             self._repairs, self._repair_delay = 0, 0.0
         self._drifted_at = now
@@ -151,11 +161,15 @@ class FamilySync:
             in_seconds=self._repair_delay,
         )
 
-    def owe(self, services: Iterable[ServiceKey], triggers: Iterable[float], since: float) -> None:
+    def owe(
+        self, services: Iterable[ServiceKey], since: float, triggers: Iterable[float], received: Iterable[Received] = ()
+    ) -> None:
         """Takes changes that the kernel does not have yet; ``since`` is the monotonic time of the oldest."""
         self._dirty.update(services)
-        self._triggers.extend(triggers)
         self._since = since if self._since is None else self._since
+        # Bounded: a family that fails owes them until it succeeds.
+        self._triggers = [*self._triggers, *triggers][:TIMES_KEPT]
+        self._received = [*self._received, *received][:TIMES_KEPT]
 
     def sync(self, all_keys: Callable[[], list[ServiceKey]], node: Node | None) -> None:
         """One pass over everything owed, unless it is too early after a failure. Raises ``StoppedError`` at shutdown."""
@@ -180,10 +194,11 @@ class FamilySync:
             log.exception("a pass failed", ip_family=reconciler.family)
             reconciler.forget()
             error = f"internal error: {unforeseen!r}"
+        ended = time.monotonic()
         result = PassResult(
             family=reconciler.family,
             full=reconciler.rewritten,
-            seconds=time.monotonic() - started,
+            seconds=ended - started,
             services=len(dirty),
             operations=reconciler.operations,
             error=error,
@@ -194,6 +209,7 @@ class FamilySync:
             self._failed(result)
         else:
             self._succeeded(result)
+            self._tell_latencies(ended)
         self._observer.pass_done(result)
 
     def cleanup(self) -> None:
@@ -218,16 +234,27 @@ class FamilySync:
         self.retry_at = time.monotonic() + self._delay
         self._failure, self._failure_time = result.error, time.time()
         before = self.status
-        status = self._status(before.last_success, before.last_success_time, result)
-        # What could not be written again is still there, or comes back in a moment: no reason to cut connections.
-        self.status = msgspec.structs.replace(status, localhost_ports=before.localhost_ports)
+        self.status = self._status(before.last_success, before.last_success_time, result)
+        if before.last_success is not None:
+            # What could not be written again still serves, or comes back in a moment: a count that a failure broke off is
+            # no reason to cut connections, or to send load balancers elsewhere.
+            kept = {name: getattr(before, name) for name in OF_LAST_SUCCESS}
+            self.status = msgspec.structs.replace(self.status, **kept)
         log.error("rules not written", ip_family=self.status.family, error=result.error, retry_in_seconds=self._delay)
 
-    def _succeeded(self, result: PassResult) -> None:
-        now = time.time()
+    def _tell_latencies(self, written_at: float) -> None:
+        """Tells how long changes took that are in the kernel since ``written_at`` (monotonic seconds)."""
+        now, family = time.time(), self.reconciler.family
         for trigger in self._triggers:
-            self._observer.programmed(self.reconciler.family, max(0.0, now - trigger))
-        self._triggers.clear()
+            self._observer.programmed(family, max(0.0, now - trigger))
+        for cause, at in self._received:
+            self._observer.written(family, cause, max(0.0, written_at - at))
+        self._triggers, self._received = [], []
+        if self._mending is not None:
+            self._repaired(self._mending, written_at)
+            self._mending = None
+
+    def _succeeded(self, result: PassResult) -> None:
         if not self.reconciler.quarantined:
             self._retry_quarantined_at = None
         elif self._retry_quarantined_at is None:
@@ -237,9 +264,8 @@ class FamilySync:
         if self.reconciler.rewritten:
             # Whatever was noticed before the pass is undone too.
             self._take_drift()
-        self._repaired()
         self._since, self.retry_at, self._delay = None, None, 0.0
-        before, self.status = self.status, self._status(time.monotonic(), now, result)
+        before, self.status = self.status, self._status(time.monotonic(), time.time(), result)
         if before.last_error or before.last_success is None or self.reconciler.refusals:
             log.info(
                 "rules written",
@@ -254,19 +280,14 @@ class FamilySync:
             self._mending = _both(self._mending, self._drift)
         self._drift = self._repair_at = None
 
-    def _repaired(self) -> None:
-        if self._mending is None:
-            return
+    def _repaired(self, drift: Drift, written_at: float) -> None:
+        family, operations = self.reconciler.family, self.reconciler.operations
         how: Repair = "rewritten" if self.reconciler.rewritten else "mended"
-        self._observer.repaired(self.reconciler.family, how, self._mending.edits)
-        log.info(
-            "our table is as it was",
-            ip_family=self.reconciler.family,
-            how=how,
-            edits=self._mending.edits,
-            operations=self.reconciler.operations,
-        )
-        self._mending = None
+        self._observer.repaired(family, how, drift.edits)
+        if self._drifting_since is not None:
+            self._observer.written(family, Cause.DRIFT, max(0.0, written_at - self._drifting_since))
+        self._drifting_since = None
+        log.info("our table is as it was", ip_family=family, how=how, edits=drift.edits, operations=operations)
 
     def _status(self, last_success: float | None, last_success_time: float | None, last: PassResult) -> FamilyStatus:
         tally = self.reconciler.tally

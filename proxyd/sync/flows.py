@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from proxyd.desired.conflicts import FrontendKey
 from proxyd.desired.flows import Live, Place
@@ -12,10 +12,15 @@ from proxyd.model import ServiceKey
 class FlowTracker:
     """Remembers where each Service takes flows, as far as the kernel has its rules. Used by the sync thread only."""
 
-    def __init__(self) -> None:
+    def __init__(self, in_slices: Callable[[ServiceKey], Live] = lambda _: frozenset()) -> None:
+        """``in_slices`` gives the endpoints of TCP that are in the slices of a Service now."""
+        self._in_slices = in_slices
         self._of: dict[ServiceKey, Mapping[Place, Live]] = {}
         self._owner: dict[Place, ServiceKey] = {}
         self._changed: set[Place] = set()
+        # Of TCP: the Services that had a place and still have slices; and the same the other way round.
+        self._former: dict[Place, set[ServiceKey]] = {}
+        self._had: dict[ServiceKey, set[Place]] = {}
 
     def note(self, service: ServiceKey, places: Mapping[Place, Live]) -> None:
         """Takes the present places of one Service (empty: none, or it is gone)."""
@@ -31,6 +36,22 @@ class FlowTracker:
                 self._changed.add(place)
         if places:
             self._of[service] = places
+        self._note_former(service, {place for place in before if place.key.protocol == "tcp"}, places)
+
+    def _note_former(self, service: ServiceKey, before: set[Place], places: Mapping[Place, Live]) -> None:
+        """Takes that connections to a Service may live on where it had them, as long as it has slices."""
+        had = self._had.pop(service, set())
+        for place in had:
+            self._former[place].discard(service)
+            if not self._former[place]:
+                del self._former[place]
+        lost = (had | before) - places.keys()
+        # Which of them may live depends on its slices, and these may have changed.
+        self._changed |= lost
+        if lost and self._in_slices(service):
+            self._had[service] = lost
+            for place in lost:
+                self._former.setdefault(place, set()).add(service)
 
     def all_written(self, services: Iterable[ServiceKey]) -> None:
         """Takes that everything was written anew, for these Services: others are gone, and all flows are in doubt.
@@ -61,7 +82,13 @@ class FlowTracker:
         }
 
     def _live(self, key: FrontendKey) -> Live:
-        for place in (Place(key, node_port=False), Place(key, node_port=True)):
-            if place in self._owner:
-                return self._of[self._owner[place]][place]
-        return frozenset()
+        both = (Place(key, node_port=False), Place(key, node_port=True))
+        owned = next((place for place in both if place in self._owner), None)
+        if owned is None:
+            return frozenset()
+        owner = self._owner[owned]
+        if key.protocol != "tcp":
+            return self._of[owner][owned]
+        # A frontend that passes to another Service, or to another port of its own, takes no endpoint out of its slice.
+        had = {owner}.union(*(self._former.get(place, ()) for place in both))
+        return self._of[owner][owned].union(*map(self._in_slices, had))

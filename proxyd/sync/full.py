@@ -69,8 +69,11 @@ class FullWriter:
         commits, desired = self._commits, self._services.desired
         old = commits.contents()
         generation = 1 + max((generation_of(name) or 0 for name in (*old.chains, *old.containers)), default=0)
-        written = Written(Layout(commits.family, generation, settings.masquerade_mark), Holdings(commits.family))
-        switch = base_chains(written.layout, settings)
+        written = Written(
+            Layout(commits.family, generation, settings.masquerade_mark, settings.drop_invalid),
+            Holdings(commits.family),
+        )
+        switch = base_chains(written.layout)
         in_use = old.chains.isdisjoint(chain.name for chain in switch)
         self._quarantined = 0
         desired.forget()

@@ -17,7 +17,7 @@ from proxyd.desired.flows import Live
 from proxyd.desired.forwarding import Forwarding
 from proxyd.desired.services import Lookup
 from proxyd.ipt.delta import Holdings, Place
-from proxyd.ipt.fixed import CANARIES, fixed_chains
+from proxyd.ipt.fixed import CANARIES, JUMPS, fixed_chains
 from proxyd.ipt.objects import Chain, Placed, Table, Transaction
 from proxyd.ipt.ownership import BUILT_IN
 from proxyd.ipt.render import ServiceRules, render_service
@@ -87,6 +87,10 @@ class IptReconciler:
         written = {str(table): self._commits.rules[table] for table in tables}
         rules = {str(table): total[table] for table in tables}
         return Counts(rules, written, self._partial_failures, self._commits.locked)
+
+    def finds_rules(self) -> bool:
+        """See ``FamilyRules``."""
+        return any(placed in JUMPS for placed in self._commits.jumps())
 
     @property
     def full_owed(self) -> bool:

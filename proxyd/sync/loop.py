@@ -9,8 +9,9 @@ from typing import NamedTuple
 
 import structlog
 
+from proxyd.kernel.ruleset import KernelRefusedError
 from proxyd.kube.store import Changes, Store
-from proxyd.model import Family, Finding, Node
+from proxyd.model import Family, Finding, Node, Reason
 from proxyd.nft.drift import Drift
 from proxyd.sync.family import FamilyRules, FamilySync, SettingsOf
 from proxyd.sync.full import StoppedError
@@ -28,12 +29,14 @@ CLEANUP_AFTER = 1.0
 class Timing(NamedTuple):
     """Seconds: the longest that a change may wait, the longest between retries, how long to wait for the Node at start.
 
-    ``share``: how much of one core syncing may take under churn.
+    ``pod_range_wait``: and for its podCIDRs, while rules of an earlier run serve. ``share``: how much of one core syncing
+    may take under churn.
     """
 
     min_sync_period: float = 1.0
     sync_period: float = 30.0
     node_wait: float = 10.0
+    pod_range_wait: float = 30.0
     share: float = SHARE
 
 
@@ -58,9 +61,10 @@ class SyncLoop:
         self._more_findings = more_findings
         self._told: list[Callable[[Status], None]] = []
         self._stop = threading.Event()
-        self._known_findings: frozenset[Finding] = frozenset()
+        self._known_findings: set[Finding] = set()
         self._started_at = time.time()
-        self._drifts: dict[Family, Drift] = {}
+        # Each with when it began (monotonic seconds).
+        self._drifts: dict[Family, tuple[Drift, float]] = {}
 
     def subscribe(self, told: Callable[[Status], None]) -> None:
         """Has ``told`` called with each new status, on the sync thread, from the first pass on."""
@@ -86,7 +90,7 @@ class SyncLoop:
         drifts = self._take_drifts()
         for each in self._families:
             if each.reconciler.family in drifts:
-                each.drifted(drifts[each.reconciler.family])
+                each.drifted(*drifts[each.reconciler.family])
         if changed:
             self._observer.queued()
         if changed or self._due_in() == 0:
@@ -102,16 +106,40 @@ class SyncLoop:
         with self._store.lock:
             self._store.lock.wait_for(lambda: self._stop.is_set() or self._store.complete)
             self._store.lock.wait_for(lambda: self._stop.is_set() or self._store.nodes.synced, self._timing.node_wait)
+        self._wait_for_pod_range()
         return not self._stop.is_set()
+
+    def _wait_for_pod_range(self) -> None:
+        """Leaves the rules of an earlier run alone for a while where new ones would not know any more what is local.
+
+        Not for long, and not without such rules: they get older, and Services matter more than masquerading.
+        """
+        if self._stop.is_set() or self._pod_range_known() or not self._rules_are_there():
+            return
+        longest = self._timing.pod_range_wait
+        log.warning("waiting for the podCIDRs of the Node; the rules of the last run serve meanwhile", seconds=longest)
+        with self._store.lock:
+            self._store.lock.wait_for(lambda: self._stop.is_set() or self._pod_range_known(), longest)
+        if not self._pod_range_known():
+            log.warning("the Node has no podCIDRs still; going on without, until it has")
+
+    def _pod_range_known(self) -> bool:
+        return all(each.reason is not Reason.POD_RANGE_UNKNOWN for each in self._more_findings())
+
+    def _rules_are_there(self) -> bool:
+        try:
+            return any(each.reconciler.finds_rules() for each in self._families)
+        except KernelRefusedError:
+            return False  # the first pass will meet with the same, and tell
 
     def drifted(self, drift: Drift) -> None:
         """Takes a foreign change to our tables; may be called from any thread."""
         with self._store.lock:
-            known = self._drifts.get(drift.family)
-            self._drifts[drift.family] = drift if known is None else known.then(drift)
+            known, since = self._drifts.get(drift.family, (None, time.monotonic()))
+            self._drifts[drift.family] = (drift if known is None else known.then(drift), since)
         self._store.wake()
 
-    def _take_drifts(self) -> dict[Family, Drift]:
+    def _take_drifts(self) -> dict[Family, tuple[Drift, float]]:
         with self._store.lock:
             taken, self._drifts = self._drifts, {}
         return taken
@@ -133,9 +161,10 @@ class SyncLoop:
         started = time.monotonic()
         node = self._store.node()
         for each in self._families:
-            triggers = changes.triggers.get(each.reconciler.family, ())
+            family = each.reconciler.family
+            triggers = (t for t in changes.triggers.get(family, ()) if t >= self._started_at)
             since = changes.since if changes.since is not None else started
-            each.owe(changes.services, (t for t in triggers if t >= self._started_at), since)
+            each.owe(changes.services, since, triggers, changes.received.get(family, ()))
             each.sync(self._store.keys, node)
             self._publish(node)
         spent = time.monotonic() - started
@@ -152,14 +181,20 @@ class SyncLoop:
         for family in self._families:
             for about in family.reconciler.findings.values():
                 findings.update(about)
-        current = frozenset(findings)
-        for finding in sorted(current - self._known_findings, key=str):
-            self._observer.found(finding)
-            log.warning(
-                "finding", kind=finding.kind, object=finding.object, reason=finding.reason, detail=finding.message
-            )
-        self._known_findings = current
+        # There may be thousands, and hardly ever does one come or go: as long as none does, nothing is sorted or told.
+        standing = self.status.findings
+        if findings != self._known_findings:
+            for finding in sorted(findings - self._known_findings, key=str):
+                self._observer.found(finding)
+                log.warning(
+                    "finding", kind=finding.kind, object=finding.object, reason=finding.reason, detail=finding.message
+                )
+            self._known_findings = findings
+            standing = tuple(sorted(findings, key=str))
         families = tuple(each.status for each in self._families)
-        self.status = Status(self.status.mode, families, tuple(sorted(current, key=str)), node)
+        self.status = Status(self.status.mode, families, standing, node)
         for told in self._told:
-            told(self.status)
+            try:
+                told(self.status)
+            except Exception:  # rules matter more than whoever is told of them
+                log.exception("fault in telling of new rules")

@@ -10,7 +10,7 @@ import structlog
 
 from proxyd.kernel.counters import Counters, CountersError
 from proxyd.model import Family
-from proxyd.nft.layout import INVALID_DROPPED
+from proxyd.nft.layout import INVALID_DROPPED, LOCALHOST_REJECTED
 from proxyd.sync.traffic import Limits, Totals, Traffic
 
 log = structlog.get_logger("proxyd.sync")
@@ -73,7 +73,8 @@ class Meter:
 
     def _traffic(self, family: Family, totals: Totals) -> Traffic:
         totals.read(self._counters, time.monotonic())
-        return Traffic(totals.snapshot(), self._counters.named(family, INVALID_DROPPED))
+        rejected = {protocol: self._counters.named(family, name) for protocol, name in LOCALHOST_REJECTED.items()}
+        return Traffic(totals.snapshot(), self._counters.named(family, INVALID_DROPPED), rejected)
 
     def _tell(self, error: str) -> None:
         """The same again and again is worth one line."""

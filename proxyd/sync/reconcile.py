@@ -17,6 +17,8 @@ from proxyd.kernel.ruleset import KernelRefusedError, Ruleset
 from proxyd.model import Family, Finding, NodeSettings, ServiceKey
 from proxyd.nft.delta import NODE
 from proxyd.nft.drift import Drift
+from proxyd.nft.fixed import base_chains
+from proxyd.nft.layout import Layout
 from proxyd.nft.render import render_service
 from proxyd.nft.repair import repair
 from proxyd.sync.commits import Changes, Commits
@@ -79,6 +81,11 @@ class Reconciler:
     def findings(self) -> dict[ServiceKey, tuple[Finding, ...]]:
         """What there is to say about each Service."""
         return self._services.findings
+
+    def finds_rules(self) -> bool:
+        """Whether the kernel has rules of an earlier run in use. Raises ``KernelRefusedError``."""
+        names = {chain.name for chain in base_chains(Layout(self.family, 1, 0))}
+        return not names.isdisjoint(self._commits.contents().chains)
 
     @property
     def full_owed(self) -> bool:
@@ -163,9 +170,9 @@ class Reconciler:
 
     def _write_repair(self, written: Written) -> None:
         drift, self._drift = self._drift, None
-        if drift is None or self.settings is None:
+        if drift is None:
             return
-        self._commits.write(repair(drift, written.holdings, written.layout, self.settings))
+        self._commits.write(repair(drift, written.holdings, written.layout))
         # Flows may have begun while the rules were others'.
         owners = [written.holdings.owner(*place) for place in drift.elements]
         known = {owner for owner in owners if owner is not None}
@@ -176,8 +183,7 @@ class Reconciler:
     ) -> None:
         services, (layout, holdings) = self._services, written
         if settings != self.settings:
-            # Zone, node address or detector changed: any Service may lead elsewhere now.
-            self._owed.update(all_keys())
+            self._owed.update(services.desired.affected(self.settings, settings, all_keys()))
         self._owed = services.desired.concerned(self._owed)
         if not self._owed and settings == self.settings:
             return

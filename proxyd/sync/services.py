@@ -39,8 +39,8 @@ class Services:
         self.family = family
         self.tally = Tally()
         self.findings: dict[ServiceKey, tuple[Finding, ...]] = {}
-        self.flows = FlowTracker()
         self.desired = Desired(family, lookup)
+        self.flows = FlowTracker(self.desired.in_slices)
 
     @property
     def quarantined(self) -> tuple[ServiceKey, ...]:

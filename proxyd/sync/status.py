@@ -9,7 +9,7 @@ import msgspec
 
 from proxyd.desired.forwarding import HealthCheck
 from proxyd.desired.localhost import LocalhostPort
-from proxyd.model import Family, Finding, Node, NodeSettings
+from proxyd.model import Cause, Family, Finding, Node, NodeSettings
 
 # How foreign changes were undone.
 Repair = Literal["mended", "rewritten"]
@@ -49,8 +49,8 @@ class FamilyStatus(msgspec.Struct, frozen=True):
     ``last_success`` is None before the first complete write; ``owed_since`` is the time of the oldest change that is
     not in the kernel yet, None where nothing is owed. ``last_error`` is that of the last pass ("": it succeeded),
     ``last_failure`` that of the last pass that failed. ``settings`` are those that the rules were made with, None
-    before there were any. ``localhost_ports`` is the same object for as long as none of them changes; after a failure it
-    is what it was before.
+    before there were any. ``localhost_ports`` is the same object for as long as none of them changes. What is counted of
+    Services is as of the last success (``OF_LAST_SUCCESS``); before the first one, of as much as was written.
     """
 
     family: Family
@@ -75,6 +75,18 @@ class FamilyStatus(msgspec.Struct, frozen=True):
         return self.settings.node_port_addresses if self.settings else ()
 
 
+# Fields of a FamilyStatus that a failure leaves as they were.
+OF_LAST_SUCCESS = (
+    "services",
+    "endpoints",
+    "no_local_internal",
+    "no_local_external",
+    "health_checks",
+    "localhost_ports",
+    "settings",
+)
+
+
 class Status(msgspec.Struct, frozen=True):
     """Everything that servers may show, as of the end of the last pass."""
 
@@ -95,6 +107,9 @@ class Observer(Protocol):
 
     def programmed(self, family: Family, seconds: float) -> None:
         """An endpoint change reached the kernel ``seconds`` after it began (its trigger time)."""
+
+    def written(self, family: Family, cause: Cause, seconds: float) -> None:
+        """A change reached the kernel ``seconds`` after it was received."""
 
     def cleanup_failed(self, family: Family) -> None:
         """Objects that are no longer used could not be deleted; it will be tried again."""

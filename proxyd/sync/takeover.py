@@ -22,9 +22,16 @@ log = structlog.get_logger("proxyd.sync")
 
 # Seconds until a place is looked at again after it was looked at; the last goes on for ever.
 DELAYS = (10.0, 60.0, 600.0, 3600.0)
+# Removing may take this share of one core: after a step of t seconds the next one waits t * (1/share - 1). Whoever listens
+# to the kernel's notifications keeps up with it then, too.
+SHARE = 0.25
 # Seconds until a removal that failed is tried again; after the last it is as if it had been looked at.
 RETRIES = (1.0, 2.0, 5.0, 10.0)
 _SHOWN = 3
+
+
+class _StoppedError(Exception):
+    """The thread is asked to end; what is left is removed after the next start."""
 
 
 class _Place:
@@ -63,7 +70,7 @@ class Takeover:
         self._thread.start()
 
     def stop(self, timeout: float = 1.0) -> None:
-        """Ends the thread; a step that it is in is finished by the tool that does it."""
+        """Ends the thread, after the step that it is in."""
         with self._changed:
             self._stopped = True
             self._changed.notify_all()
@@ -74,6 +81,8 @@ class Takeover:
         while (place := self._next()) is not None:
             try:
                 self._look(place)
+            except _StoppedError:
+                return
             except PredecessorError as error:
                 self._failed(place, str(error))
             except Exception as unforeseen:  # noqa: BLE001  (the other places have to be looked at)
@@ -95,12 +104,17 @@ class Takeover:
         if found is not None:
             started = time.monotonic()
             _tell(place, found)
-            place.predecessor.remove(found)
+            place.predecessor.remove(found, self._breathe)
             place.removals += 1
             seconds = round(time.monotonic() - started, 3)
             log.info("rules of kube-proxy removed", place=place.predecessor.place, seconds=seconds)
         place.failures, place.error = 0, ""
         self._rest(place)
+
+    def _breathe(self, spent: float) -> None:
+        with self._changed:
+            if self._changed.wait_for(lambda: self._stopped, spent * (1 / SHARE - 1)):
+                raise _StoppedError
 
     def _failed(self, place: _Place, error: str, *, trace: bool = False) -> None:
         # The same again and again is worth one line.

@@ -35,10 +35,14 @@ class ServiceTraffic(msgspec.Struct, frozen=True, gc=False):
 
 
 class Traffic(msgspec.Struct, frozen=True):
-    """One family's traffic as of the last reading. ``dropped`` are invalid segments, ever since the table was made."""
+    """One family's traffic as of the last reading. ``dropped`` are invalid segments, ever since the table was made.
+
+    ``localhost_rejected``: packets to node ports on localhost that were refused, by protocol; since then as well.
+    """
 
     services: tuple[ServiceTraffic, ...] = ()
     dropped: int = 0
+    localhost_rejected: Mapping[str, int] = {}
 
 
 class Limits(msgspec.Struct, frozen=True):

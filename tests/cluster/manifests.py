@@ -102,3 +102,9 @@ class Connecting:
         while not self._done.is_set():
             for ip, port in self._to:
                 self.counts.update(answer.by for answer in self._world.ask("client2", ip, port, count=10))
+
+
+def listing(world: Topology, family: str = "ip") -> str:
+    """The rules of proxyd as nft lists them, without what packets have put into sets: that outlives its Service."""
+    text = world.node.run("nft", "list", "table", family, "proxyd").stdout
+    return re.sub(r"\tset (translated|affinity) \{.*?\n\t\}\n", "", text, flags=re.DOTALL)

@@ -107,6 +107,57 @@ def test_a_taken_health_port_is_tried_again_while_traffic_is_served(node: Topolo
             proxyd.wait_healthy()
 
 
+# -- faults of our own -------------------------------------------------------------------------------------------------
+
+WITH_FAULT = """
+import sys
+from proxyd.cli import main
+from proxyd.sync.loop import SyncLoop
+{fault}
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+class Faulty:
+    """A proxyd with a fault planted into its code."""
+
+    def __init__(self, node: Topology, folder: Path, log: Path, fault: str) -> None:
+        self._node, self._log = node, log
+        words = [sys.executable, "-c", WITH_FAULT.format(fault=fault), "run", "--manifests", str(folder)]
+        with log.open("a") as stream:
+            self.process = node.start([*words, *FLAGS, "--logging-format", "json"], stdout=stream, stderr=stream)
+
+    def __enter__(self) -> Faulty:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()
+
+    def wait_for(self, line: str) -> None:
+        until(lambda: line in self._log.read_text(), f"{line} in\n{self._log.read_text()}")
+
+
+def test_a_thread_that_dies_ends_the_process_to_be_started_anew(node: Topology, folder: Path, log: Path) -> None:
+    fault = "SyncLoop._wait_and_work = lambda self: 1 / 0"
+    with Faulty(node, folder, log, fault) as proxyd:
+        assert proxyd.process.wait(30) == 1
+    dead = [json.loads(line) for line in log.read_text().splitlines() if "a thread has died" in line]
+    assert [(each["thread"], each["level"]) for each in dead] == [("sync", "critical")]
+    assert "ZeroDivisionError" in json.dumps(dead[0]["exception"])
+    assert answers(node) == {"pod1", "pod3"}
+
+
+def test_a_thread_that_hangs_does_not_keep_it_from_ending_in_time(node: Topology, folder: Path, log: Path) -> None:
+    fault = "import time; SyncLoop._wait_and_work = lambda self: (print('IT HANGS', flush=True), time.sleep(60))"
+    with Faulty(node, folder, log, fault) as proxyd:
+        proxyd.wait_for("IT HANGS")
+        proxyd.process.terminate()
+        assert proxyd.process.wait(10) == 0
+    assert answers(node) == {"pod1", "pod3"}
+
+
 # -- ending and coming back --------------------------------------------------------------------------------------------
 
 
@@ -203,6 +254,20 @@ def test_without_cap_net_admin_it_says_so(node: Topology, folder: Path) -> None:
         assert done.returncode == 1
         assert "CAP_NET_ADMIN" in done.stderr
         assert "Traceback" not in done.stderr
+
+
+def test_in_a_user_namespace_of_its_own_it_works(folder: Path, log: Path) -> None:
+    """As in rootless clusters: all capabilities, but none over the machine."""
+    with log.open("a") as stream:
+        words = [PROXYD, "run", "--manifests", str(folder), *FLAGS, "--logging-format", "json"]
+        process = subprocess.Popen(
+            ["unshare", "--user", "--map-root-user", "--net", *words], stdout=stream, stderr=stream
+        )
+    try:
+        until(lambda: log.read_text().count("rules written") == 2 or process.poll() is not None, "all rules")
+    finally:
+        process.terminate()
+    assert process.wait(30) == 0, log.read_text()
 
 
 def test_without_the_nftables_binding_it_names_the_package(node: Topology, folder: Path, tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.cluster.manifests import VIP, answers, endpoint_slice, manifest, objects, text
+from tests.cluster.manifests import VIP, answers, endpoint_slice, listing, manifest, objects, text
 from tests.program import FLAGS, Proxyd, until, write
 from tests.topology import NODE, V4, Topology
 
@@ -38,8 +38,8 @@ def test_a_service_changes_its_type_and_comes_back(node: Topology, folder: Path,
             until(lambda: asked(node, *everywhere) == [{"pod1", "pod3"}] * 2, "it is served")
             write(folder, "web.yaml", text(*away))
             until(lambda: asked(node, *everywhere) == [{"unreachable"}, {"refused"}], "it is gone")
-            assert "10.96.0.10" not in node.node.run("nft", "list", "table", "ip", "proxyd").stdout
-            assert "203.0.113.20" not in node.node.run("nft", "list", "table", "ip", "proxyd").stdout
+            assert "10.96.0.10" not in listing(node)
+            assert "203.0.113.20" not in listing(node)
             write(folder, "web.yaml", manifest(ip=OTHER))
             until(lambda: answers(node, ip=OTHER) == {"pod1", "pod3"}, "it is back")
         assert not proxyd.events(level="error")

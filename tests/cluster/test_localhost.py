@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import json
+import re
 import signal
 import socket
 import struct
@@ -15,7 +16,7 @@ import pytest
 
 from tests.cluster.cases import SILENCE
 from tests.cluster.conftest import inside
-from tests.cluster.manifests import metric, text
+from tests.cluster.manifests import METRICS_PORT, metric, text
 from tests.program import Proxyd, until, write
 from tests.topology import ADDRESSES, NODE, OTHER, V4, V6, Family, Topology
 
@@ -135,6 +136,26 @@ def test_udp_is_refused_at_once(web: Proxyd, node: Topology, family: Family) -> 
     with listener:
         assert set(found(node, family, UDP_PORT, count=3, protocol="udp")) == {"refused"}
     assert {each.by for each in node.ask("node", NODE[family], UDP_PORT, "udp", count=40)} == set(PODS)
+
+
+def test_what_is_refused_is_counted_by_protocol_and_survives_rules_that_are_written_anew(
+    web: Proxyd, node: Topology
+) -> None:
+    def rejected() -> dict[tuple[str, str], float]:
+        _, page = web.get("/metrics", METRICS_PORT)
+        name = "kubeproxy_nftables_localhost_nodeport_rejected_packets_total"
+        found = re.findall(rf'^{name}{{ip_family="(\w+)",protocol="(\w+)"}} (\S+)$', page, re.MULTILINE)
+        return {(family, protocol): float(packets) for family, protocol, packets in found}
+
+    found(node, V4, UDP_PORT, count=3, protocol="udp")
+    found(node, V6, UDP_PORT, count=2, protocol="udp")
+    node.node.call("sctp_send", ip=LOOPBACK[V4], port=SCTP_PORT, source_port=7777)
+    expected = {("IPv4", "udp"): 3, ("IPv6", "udp"): 2, ("IPv4", "sctp"): 1, ("IPv6", "sctp"): 0}
+    until(lambda: rejected() == expected, "all are counted")
+    node.node.run("nft", "add", "chain", "ip", "proxyd", "foreign")
+    until(lambda: metric(web, "proxyd_drift_repaired_total") == 1, "everything is written anew")
+    found(node, V4, UDP_PORT, count=1, protocol="udp")
+    until(lambda: rejected() == expected | {("IPv4", "udp"): 4}, "counting goes on")
 
 
 def _udp_listener(family: Family) -> socket.socket:

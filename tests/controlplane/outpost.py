@@ -60,11 +60,14 @@ class Outpost:
 
     def run(self) -> Proxyd:
         """Starts proxyd, and waits until all its rules are written."""
-        file = self._folder / "kubeconfig"
-        config = kubeconfig(file, self.weather.url, self.authority_file, token_file=self.token_file)
-        self.proxyd = Proxyd(self, None, self._folder / "proxyd.log", "--kubeconfig", str(config))
+        self.proxyd = Proxyd(self, None, self._folder / "proxyd.log", "--kubeconfig", str(self.kubeconfig()))
         until(self.connected, "all watches open", every=LOOK)
         return self.proxyd
+
+    def kubeconfig(self) -> Path:
+        """Writes what a proxyd here needs to find the API server."""
+        file = self._folder / "kubeconfig"
+        return kubeconfig(file, self.weather.url, self.authority_file, token_file=self.token_file)
 
     def start(self, words: Sequence[str], **options: Any) -> subprocess.Popen[str]:
         """See ``tests.program.Place``."""

@@ -66,7 +66,7 @@ class Plane:
         """
         self.host = host
         self._folder = folder
-        self._programs = found
+        self.programs = found
         self._processes: dict[str, subprocess.Popen[str]] = {}
         self._lines: dict[str, list[str]] = {}
         self.authority = Authority(folder, "authority")
@@ -96,7 +96,7 @@ class Plane:
 
     def start(self, name: str, *more: str) -> None:
         """Starts a part; ``more`` are further arguments, for this time only."""
-        words = [str(self._programs / name), *self._lines[name], *more]
+        words = [str(self.programs / name), *self._lines[name], *more]
         with (self._folder / f"{name}.log").open("ab") as log:
             self._processes[name] = start(self.host, words, stdout=log, stderr=log, cwd=self._folder)
 
@@ -131,8 +131,8 @@ class Plane:
     @contextlib.contextmanager
     def controllers(self) -> Iterator[None]:
         """Runs the controller manager for a while. Raises ``LookupError`` where there is none."""
-        if not (self._programs / CONTROLLERS).exists():
-            raise LookupError(f"no {CONTROLLERS} in {self._programs} (make controlplane builds one, with Go)")
+        if not (self.programs / CONTROLLERS).exists():
+            raise LookupError(f"no {CONTROLLERS} in {self.programs} (make controlplane builds one, with Go)")
         self.start(CONTROLLERS)
         try:
             yield
@@ -155,6 +155,11 @@ class Plane:
         if response.status != 200:
             raise RuntimeError(f"etcd {path}: {response.status} {text.decode()}")
         return json.loads(text)
+
+    def events(self, reason: str) -> list[dict[str, Any]]:
+        """The Events (events.k8s.io/v1) of all namespaces that have this reason."""
+        items: list[dict[str, Any]] = self.admin.get("/apis/events.k8s.io/v1/events")["items"]
+        return [each for each in items if each["reason"] == reason]
 
     # -- who may talk to it --------------------------------------------------------------------------------------------
 

@@ -253,11 +253,11 @@ class Weather:
         raw = connect(self._far, self._far_port, 30)
         raw.settimeout(None)
         connection.sock = self._client_context.wrap_socket(raw, server_hostname="127.0.0.1")
-        connection.putrequest("GET", handler.path, skip_accept_encoding=True)
-        for name in ("Authorization", "Accept", "User-Agent"):
+        connection.putrequest(handler.command, handler.path, skip_accept_encoding=True)
+        for name in ("Authorization", "Accept", "User-Agent", "Content-Type", "Content-Length"):
             if value := handler.headers.get(name):
                 connection.putheader(name, value)
-        connection.endheaders()
+        connection.endheaders(handler.body())
         return connection
 
     def _rewritten(self, text: str) -> str:
@@ -291,6 +291,13 @@ class _Handler(BaseHTTPRequestHandler):
         except BaseException:
             self.close_connection = True
             raise
+
+    do_POST = do_PATCH = do_GET  # noqa: N815 - what that package calls them
+
+    def body(self) -> bytes | None:
+        """What came with the request."""
+        length = int(self.headers.get("Content-Length") or 0)
+        return self.rfile.read(length) if length else None
 
     def send(self, status: int, headers: Mapping[str, str], body: bytes) -> None:
         """Sends a whole answer."""

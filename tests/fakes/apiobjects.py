@@ -10,12 +10,13 @@ Key = tuple[str, str]
 
 
 class Request(NamedTuple):
-    """One request as it came. ``kind`` is list, page (a list with ``continue``), watchlist or watch."""
+    """One request as it came. ``kind`` is list, page (a list with ``continue``), watchlist, watch, post or patch."""
 
     kind: str
     path: str
     params: dict[str, str]
     headers: dict[str, str]
+    body: bytes = b""
 
 
 class Change(NamedTuple):

@@ -29,6 +29,7 @@ from tests.fakes.apiobjects import (
     key_of,
     selected,
 )
+from tests.fakes.eventlog import EventLog
 
 SERVICES = "/api/v1/services"
 SLICES = "/apis/discovery.k8s.io/v1/endpointslices"
@@ -47,6 +48,7 @@ class ApiServer:
     def __init__(self, tls: ssl.SSLContext | None = None) -> None:
         self.requests: list[Request] = []
         self.token: str | None = None  # if set, requests need it
+        self.events = EventLog()
         self.watching = 0
         self.changed = threading.Condition()
         self.stopping = False
@@ -57,6 +59,7 @@ class ApiServer:
         self._version = 100
         self._faults: list[_Queued] = []
         self._sockets: set[socket.socket] = set()
+        self.connections: list[socket.socket] = []  # all that ever were
         self._http = ThreadingHTTPServer(("127.0.0.1", 0), _Handler, bind_and_activate=False)
         self._http.request_queue_size = 64
         self._http.daemon_threads = True
@@ -204,6 +207,8 @@ class ApiServer:
     def keep(self, sock: socket.socket, here: bool) -> None:
         with self.changed:
             (self._sockets.add if here else self._sockets.discard)(sock)
+            if here:
+                self.connections.append(sock)
 
 
 class Exchange:
@@ -264,6 +269,11 @@ class Exchange:
 
     def serve(self) -> None:
         """The answer without any fault."""
+        if self.request.kind in ("post", "patch"):
+            write = self.api.events.create if self.request.kind == "post" else self.api.events.patch
+            code, answer = write(self.request.path, self.request.body)
+            self.reply(code, json.dumps(answer).encode())
+            return
         version, objects = self.api.snapshot(self.request)
         params = self.request.params
         if self.request.kind in ("list", "page"):
@@ -398,13 +408,18 @@ class _Handler(BaseHTTPRequestHandler):
         kind = "page" if "continue" in params else "list"
         if params.get("watch") == "true":
             kind = "watchlist" if params.get("sendInitialEvents") == "true" else "watch"
+        if self.command != "GET":
+            kind = self.command.lower()
         api: ApiServer = self.server.api  # type: ignore[attr-defined]
-        exchange = Exchange(self, Request(kind, url.path, params, dict(self.headers.items())))
+        body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        exchange = Exchange(self, Request(kind, url.path, params, dict(self.headers.items()), body))
         fault = api.take_fault(exchange.request)
         if fault is None and api.token is not None and self.headers.get("Authorization") != f"Bearer {api.token}":
             fault = status(401, "Unauthorized")
         (fault or Exchange.serve)(exchange)
         self.wfile.flush()
+
+    do_POST = do_PATCH = do_GET  # noqa: N815 - what that package calls them
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002
         return

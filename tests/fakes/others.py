@@ -10,7 +10,7 @@ from proxyd.kernel.notifications import Notifications
 from proxyd.kernel.ruleset import Ruleset
 from proxyd.model import Family
 from proxyd.nft.drift import Drift, Edits
-from proxyd.nft.layout import AFFINITY, TABLE, declared
+from proxyd.nft.layout import LASTING, TABLE, declared
 from proxyd.nft.objects import Element, Transaction
 from proxyd.nft.script import FAMILY_WORD, script
 from tests.fakes.ruleset import FakeRuleset, FakeTable, apply
@@ -85,7 +85,7 @@ def _told(before: FakeTable | None, t: Transaction) -> Drift | None:
             edits.rules(chain.name)
     for elements, there in ((t.delete_elements, False), (t.add_elements, True)):
         for element in elements:
-            if element.container != AFFINITY:
+            if element.container not in LASTING:
                 edits.told(f"{'added' if there else 'deleted'} element in {element.container}")
                 edits.element(element.container, _as_told(element, t.family), there=there)
     return edits.drift()

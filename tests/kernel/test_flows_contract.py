@@ -13,6 +13,7 @@ from proxyd.desired.endpoints import Backend
 from proxyd.kernel import conntrack
 from proxyd.kernel.conntrack import Question, questions
 from proxyd.kernel.flows import FlowsError
+from proxyd.kernel.netlink import Netlink
 from proxyd.model import FAMILIES, Family
 from tests.fakes.flows import FakeFlowTable, Flow
 from tests.netns import RealFlowTable, why_not
@@ -207,21 +208,16 @@ def test_a_flow_that_ended_meanwhile_is_no_failure_and_not_counted(
 ) -> None:
     """Each flow is named twice: the second time it is gone already."""
     real.add(V4, *(flow(V4, number, VIP[V4], A[V4]) for number in (1001, 1002, 1003)))
-    asked = conntrack._Socket.dump
-    monkeypatch.setattr(conntrack._Socket, "dump", lambda *args: ([*m, *m] for m in asked(*args)))
+    asked = Netlink.batches
+    monkeypatch.setattr(Netlink, "batches", lambda *args, dump: ([*m, *m] for m in asked(*args, dump=dump)))
     assert real.delete_stale(V4, {udp(): frozenset()}) == 3
     assert real.listed(V4) == set()
 
 
 def test_a_kernel_that_cannot_filter_gives_the_same(real: RealFlowTable, monkeypatch: pytest.MonkeyPatch) -> None:
     """Before 5.8 the filter is not known, and flows of all protocols come."""
-    everything = conntrack._Socket._dump_request
-
-    def unfiltered(self: conntrack._Socket, question: Question) -> bytes:
-        request = everything(self, question)[:20]
-        return len(request).to_bytes(4, "little") + request[4:]
-
-    monkeypatch.setattr(conntrack._Socket, "_dump_request", unfiltered)
+    filtered = conntrack._filtered
+    monkeypatch.setattr(conntrack, "_filtered", lambda *question: filtered(*question)[:4])
     kept = (flow(V4, 1002, VIP[V4], A[V4], protocol="tcp"), flow(V4, 1003, OTHER_VIP[V4], A[V4]))
     real.add(V4, flow(V4, 1001, VIP[V4], A[V4]), *kept)
     assert real.delete_stale(V4, {udp(): frozenset({B[V4]})}) == 1
@@ -248,7 +244,7 @@ def test_a_closed_socket_is_a_failure_of_its_own_kind(real: RealFlowTable, monke
     def broken(*_: object) -> bytes:
         raise OSError(errno.ENOBUFS, "no room")
 
-    monkeypatch.setattr(conntrack._Socket, "_dump_request", broken)
+    monkeypatch.setattr(conntrack, "_filtered", broken)
     with pytest.raises(FlowsError, match="no room"):
         real.delete_stale(V4, {udp(): frozenset()})
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from proxyd.model import FAMILIES, EndpointSlice, Family, Service
 from proxyd.nft.drift import PLACES_AT_MOST, Drift
 from proxyd.nft.keys import frontend_of
-from proxyd.nft.layout import AFFINITY, declared, generation_of
+from proxyd.nft.layout import LASTING, declared, generation_of
 from proxyd.nft.objects import Chain, Container, Drop, Element, Field, Jump, KeyType, Match, Transaction
 from proxyd.sync.reconcile import Reconciler
 from tests import build
@@ -67,7 +67,8 @@ class Node:
         self.reconciler.cleanup()
 
     def sync(self) -> None:
-        self.reconciler.sync(self.store.take().services, self.store.keys, build.settings(self.family))
+        with_localhost = build.settings(self.family, localhost_node_ports=True)
+        self.reconciler.sync(self.store.take().services, self.store.keys, with_localhost)
 
     def table(self) -> Table:
         return self.others.table(self.family)
@@ -134,7 +135,7 @@ def test_all_containers_are_in_play(node: Node) -> None:
     # What the other tests here are worth: each set and map of the layout has elements.
     used = {each.container for each in node.places()}
     declarations = {name for name in node.table()[0] if declared(name)}
-    assert declarations - used == {AFFINITY, "g1/endpoints-sctp", "g1/nodeport-endpoints-sctp"}
+    assert declarations - used == {*LASTING, "g1/endpoints-sctp", "g1/nodeport-endpoints-sctp"}
 
 
 def test_any_element_that_is_deleted_comes_back(node: Node) -> None:
@@ -142,7 +143,7 @@ def test_any_element_that_is_deleted_comes_back(node: Node) -> None:
 
 
 def test_an_element_that_is_added_goes(node: Node) -> None:
-    containers = [d for name in node.table()[0] if name != AFFINITY and (d := declared(name))]
+    containers = [d for name in node.table()[0] if name not in LASTING and (d := declared(name))]
     named = [(f"g1/{each.name.partition('/')[2]}", each) for each in containers]
     edits = (node.change(add_elements=(another(each, node.family)._replace(container=name),)) for name, each in named)
     assert in_turn(node, edits, 1) > 15
@@ -248,10 +249,13 @@ def test_news_that_are_out_of_date_end_in_the_right_rules(node: Node) -> None:
     assert node.reconciler.refusals == 1
 
 
-def test_the_affinity_set_is_nobodys_edit(node: Node) -> None:
-    pin = Element(AFFINITY, " . ".join(A_KEY[node.family][kind] for kind in (KeyType.ADDRESS, KeyType.NUMBER)))
+@pytest.mark.parametrize("name", sorted(LASTING))
+def test_sets_that_packets_fill_are_nobodys_edit(node: Node, name: str) -> None:
+    container = declared(name)
+    assert container is not None
+    member = Element(name, " . ".join(A_KEY[node.family][kind] for kind in container.key))
     if node.family is V4:
-        assert node.others.silent(node.change(add_elements=(pin,)))
+        assert node.others.silent(node.change(add_elements=(member,)))
     assert node.mend(Drift(node.family, "added element in g1/cluster-ips", elements={})) == 0
 
 

@@ -452,22 +452,21 @@ def test_contents_is_empty_once_the_table_is_gone(ruleset: EitherRuleset) -> Non
     ids=str,
 )
 def test_the_whole_layout_is_accepted(ruleset: EitherRuleset, family: Family, fields: dict[str, Any]) -> None:
-    layout, settings_ = Layout(family, 7, 0x4000), build.settings(family, **fields)
+    settings_ = build.settings(family, **fields)
+    layout = Layout(family, 7, 0x4000, settings_.drop_invalid)
     ruleset.commit(
         Transaction(
             family,
             table=TABLE_COMMENT,
             containers=layout.containers(),
             counters=COUNTERS,
-            chains=generation_chains(layout, settings_) + base_chains(layout, settings_),
+            chains=generation_chains(layout, settings_) + base_chains(layout),
             add_elements=node_port_elements(layout, settings_),
         )
     )
     contents = ruleset.contents(family)
     assert contents.containers == {each.name: each.is_map for each in layout.containers()}
-    assert contents.chains == {
-        each.name for each in generation_chains(layout, settings_) + base_chains(layout, settings_)
-    }
+    assert contents.chains == {each.name for each in generation_chains(layout, settings_) + base_chains(layout)}
 
 
 @pytest.mark.parametrize("family", FAMILIES)

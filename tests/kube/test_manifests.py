@@ -163,6 +163,17 @@ metadata: {name: n2}
         with pytest.raises(ManifestError, match="Not a directory"):
             ManifestSource(str(tmp_path / "file"), Store(), "n1").start()
 
+    def test_asked_to_end_while_it_reads_it_ends_and_nothing_counts_as_complete(self, tmp_path: Path) -> None:
+        (tmp_path / "a.yaml").write_text(documents(*(service(f"s{n}", f"10.96.0.{n + 1}") for n in range(5))))
+        asked = iter([False, False, True])
+        store = Store()
+        source = ManifestSource(str(tmp_path), store, "n1", lambda: next(asked))
+        source.start()
+        assert not store.complete
+        assert not store.services.objects
+        assert source.stop()
+        assert next(asked, None) is None
+
     def test_stop_without_start(self, folder: Folder) -> None:
         assert folder.source.stop()
 

@@ -54,12 +54,25 @@ class TestListeners:
         failures: queue.Queue[str] = queue.Queue()
         with socket.create_server(("127.0.0.1", 0)) as taken:
             port = taken.getsockname()[1]
-            listener = server.add_listener("127.0.0.1", port, HELLO, failures.put)
+            told: list[str] = []
+            listener = server.add_listener("127.0.0.1", port, HELLO, failures.put, told.append)
             message = failures.get(timeout=PATIENCE)
+        assert told == [message]
         assert message.startswith(f"cannot listen on {listener}: ")
         # Given up, not tried again: the next listener gets the port.
         assert get(listen(server, port=port)) == (200, b"hello")
         assert not listener.listening.is_set()
+
+    def test_an_address_that_is_taken_for_long_is_told_once(self, server: Server) -> None:
+        told: list[str] = []
+        tries: list[int] = []
+        with socket.create_server(("127.0.0.1", 0)) as taken:
+            listener = server.add_listener("127.0.0.1", taken.getsockname()[1], HELLO, told=told.append)
+            bind = listener.bind
+            listener.bind = lambda: (tries.append(1), bind())[1]
+            wait_until(lambda: len(tries) > 3)
+        assert listener.listening.wait(PATIENCE)
+        assert [each.partition(": ")[0] for each in told] == [f"cannot listen on {listener}"]
 
     def test_removal_closes_the_port_and_its_connections(self, server: Server) -> None:
         other, listener = listen(server), listen(server)

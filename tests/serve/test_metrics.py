@@ -12,9 +12,12 @@ from dataclasses import dataclass, field
 
 import pytest
 
+from proxyd.kube.client import RequestObserver
 from proxyd.kube.decode import Decoded
+from proxyd.kube.events import Outcome
+from proxyd.kube.recorder import EventObserver
 from proxyd.kube.store import Store
-from proxyd.model import FAMILIES, EndpointSlice, Family, Finding, Reason, Service, ServiceKey
+from proxyd.model import FAMILIES, Cause, EndpointSlice, Family, Finding, Reason, Service, ServiceKey
 from proxyd.serve import app
 from proxyd.serve.http import Server
 from proxyd.serve.metrics import Metrics
@@ -23,12 +26,14 @@ from proxyd.sync.status import FamilyStatus, Observer, PassResult, Status
 
 BOUNDS_1 = "0.001 0.002 0.004 0.008 0.016 0.032 0.064 0.128 0.256 0.512 1.024 2.048 4.096 8.192 16.384 +Inf"
 BOUNDS_2 = """
-0.25 0.5 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 21 22 23 24 25 26 27 28 29 30 31 32 33 34 35 36 37 38 39 40
+0 0.25 0.5 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 21 22 23 24 25 26 27 28 29 30 31 32 33 34 35 36 37 38 39 40
 41 42 43 44 45 46 47 48 49 50 51 52 53 54 55 56 57 58 59 60 65 70 75 80 85 90 95 100 105 110 115
 120 150 180 210 240 270 300 +Inf
 """
+BOUNDS_3 = "0.0005 0.001 0.002 0.004 0.008 0.016 0.032 0.064 0.128 0.256 0.512 1.024 2.048 4.096 8.192 16.384 +Inf"
 B1 = BOUNDS_1.split()
 B2 = BOUNDS_2.split()
+B3 = BOUNDS_3.split()
 
 Labels = dict[str, tuple[str, ...]]
 FAMILY: Labels = {"ip_family": ("IPv4", "IPv6")}
@@ -75,6 +80,10 @@ OUR_OWN: dict[str, tuple[str, Labels, list[str]]] = {
     "proxyd_localhost_nodeport_connections_total": ("counter", FAMILY, []),
     "proxyd_localhost_nodeport_connections_refused_total": ("counter", FAMILY, []),
     "proxyd_localhost_nodeport_dial_failures_total": ("counter", FAMILY, []),
+    "proxyd_conntrack_owed_frontends": ("gauge", FAMILY, []),
+    "proxyd_kernel_refusals_total": ("counter", FAMILY, []),
+    "proxyd_change_to_kernel_seconds": ("histogram", {**FAMILY, "cause": tuple(each.value for each in Cause)}, B3),
+    "proxyd_events_total": ("counter", {"outcome": tuple(each.value for each in Outcome)}, []),
     "proxyd_watch_connected": ("gauge", RESOURCE, []),
     "proxyd_watch_last_event_age_seconds": ("gauge", RESOURCE, []),
     "proxyd_watch_clock_offset_seconds": ("gauge", RESOURCE, []),
@@ -100,7 +109,10 @@ class Setting:
         self.store = Store()
         self.status = Status("nftables")
         self.watches = {"services": Watch()}
-        self.metrics = Metrics(families, "1.2.3", lambda: self.status, self.store, lambda: self.watches)
+        self.owed: dict[Family, int] = {}
+        self.metrics = Metrics(
+            families, "1.2.3", lambda: self.status, self.store, lambda: self.watches, lambda: self.owed
+        )
 
     def text(self) -> str:
         return self.metrics.render().decode()
@@ -134,7 +146,7 @@ def test_families_and_their_types(setting: Setting) -> None:
     ours = [(name, kind) for name, kind in types if name.startswith(("kubeproxy_", "proxyd_"))]
     assert sorted(ours) == sorted((name, kind) for name, (kind, _, _) in EXPECTED.items())
     others = {name for name, _ in types} - EXPECTED.keys()
-    assert all(name.startswith(("process_", "python_")) for name in others)
+    assert all(name.startswith(("process_", "python_", "rest_client_")) for name in others)
     assert {"process_resident_memory_bytes", "python_info", "python_gc_collections_total"} <= others
 
 
@@ -159,8 +171,8 @@ def test_nothing_else(setting: Setting) -> None:
 def test_bucket_bounds_are_written_as_go_does(setting: Setting) -> None:
     for name, (kind, _, buckets) in EXPECTED.items():
         if kind == "histogram":
-            bounds = re.findall(rf'^{name}_bucket{{ip_family="IPv4",le="([^"]+)"}}', setting.text(), re.MULTILINE)
-            assert bounds == buckets
+            bounds = re.findall(rf'^{name}_bucket{{[^}}]*ip_family="IPv4",le="([^"]+)"}}', setting.text(), re.MULTILINE)
+            assert list(dict.fromkeys(bounds)) == buckets
 
 
 def test_one_family_only() -> None:
@@ -170,13 +182,15 @@ def test_one_family_only() -> None:
 
 
 def test_it_is_an_observer(setting: Setting) -> None:
-    observer: Observer = setting.metrics
+    observer: Observer = setting.metrics.sync
     before = time.time()
     observer.queued()
     observer.pass_done(PassResult(Family.IPV4, True, 0.003, 10, 500))
     observer.pass_done(PassResult(Family.IPV4, False, 1.0, 1, 7))
     observer.pass_done(PassResult(Family.IPV6, False, 2.0, 1, 9, error="refused"))
     observer.programmed(Family.IPV6, 1.0)
+    observer.pass_done(PassResult(Family.IPV6, False, 0.0, 1, 1, refusals=2))
+    observer.written(Family.IPV4, Cause.NODE, 0.002)
     observer.cleanup_failed(Family.IPV4)
     observer.found(Finding("Service", "a/b", Reason.DUPLICATE_PORT, "twice"))
     got = setting.samples()
@@ -189,19 +203,24 @@ def test_it_is_an_observer(setting: Setting) -> None:
         return got[f'{name}_count{{ip_family="{family}"}}'], got[f'{name}_sum{{ip_family="{family}"}}']
 
     assert [syncs(kind, "IPv4") for kind in ("", "full_", "partial_")] == [(2, 1.003), (1, 0.003), (1, 1)]
-    assert [syncs(kind, "IPv6") for kind in ("", "full_", "partial_")] == [(1, 2), (0, 0), (1, 2)]
+    assert [syncs(kind, "IPv6") for kind in ("", "full_", "partial_")] == [(2, 2), (0, 0), (2, 2)]
     assert got['kubeproxy_sync_proxy_rules_nftables_sync_failures_total{ip_family="IPv4"}'] == 0
-    assert got['kubeproxy_sync_proxy_rules_nftables_sync_failures_total{ip_family="IPv6"}'] == 1
+    assert got['kubeproxy_sync_proxy_rules_nftables_sync_failures_total{ip_family="IPv6"}'] == 3
+    assert got['proxyd_kernel_refusals_total{ip_family="IPv6"}'] == 2
+    change = "proxyd_change_to_kernel_seconds_bucket"
+    assert got[f'{change}{{cause="node",ip_family="IPv4",le="0.001"}}'] == 0
+    assert got[f'{change}{{cause="node",ip_family="IPv4",le="0.002"}}'] == 1
+    assert got[f'{change}{{cause="drift",ip_family="IPv4",le="+Inf"}}'] == 0
     assert got['kubeproxy_sync_proxy_rules_nftables_cleanup_failures_total{ip_family="IPv4"}'] == 1
     assert got['kubeproxy_network_programming_duration_seconds_bucket{ip_family="IPv6",le="0.5"}'] == 0
     assert got['kubeproxy_network_programming_duration_seconds_bucket{ip_family="IPv6",le="1"}'] == 1
     assert got['proxyd_sync_operations_total{ip_family="IPv4"}'] == 507
-    assert got['proxyd_sync_operations_total{ip_family="IPv6"}'] == 0
+    assert got['proxyd_sync_operations_total{ip_family="IPv6"}'] == 1
     assert got['proxyd_findings_seen_total{reason="duplicate-port"}'] == 1
 
 
 def test_it_is_a_flow_observer(setting: Setting) -> None:
-    observer: FlowObserver = setting.metrics
+    observer: FlowObserver = setting.metrics.flows
     observer.flows_cleaned(Family.IPV4, 0.5, 0)
     observer.flows_cleaned(Family.IPV4, 0.25, 7)
     observer.flows_failed(Family.IPV6)
@@ -212,6 +231,24 @@ def test_it_is_a_flow_observer(setting: Setting) -> None:
     assert got[f'{name}_deleted_entries_total{{ip_family="IPv4"}}'] == 7
     assert got[f'{name}_deleted_entries_total{{ip_family="IPv6"}}'] == 0
     assert [got[f'proxyd_conntrack_failures_total{{ip_family="{family}"}}'] for family in FAMILIES] == [0, 1]
+
+
+def test_requests_and_events_are_counted(setting: Setting) -> None:
+    requests: RequestObserver = setting.metrics.api
+    outcomes: EventObserver = setting.metrics.api
+    requests.answered("GET", "10.0.0.1:6443", 200, 0.004)
+    requests.answered("GET", "10.0.0.1:6443", 200, 0.5)
+    requests.answered("POST", "10.0.0.1:6443", 0, 10.0)
+    outcomes.event_done(Outcome.DROPPED)
+    got = setting.samples()
+    assert got['rest_client_requests_total{code="200",host="10.0.0.1:6443",method="GET"}'] == 2
+    assert got['rest_client_requests_total{code="<error>",host="10.0.0.1:6443",method="POST"}'] == 1
+    seconds = "rest_client_request_duration_seconds"
+    assert got[f'{seconds}_bucket{{host="10.0.0.1:6443",le="0.005",verb="GET"}}'] == 1
+    assert got[f'{seconds}_count{{host="10.0.0.1:6443",verb="GET"}}'] == 2
+    assert got[f'{seconds}_count{{host="10.0.0.1:6443",verb="POST"}}'] == 1
+    assert got['proxyd_events_total{outcome="dropped"}'] == 1
+    assert got['proxyd_events_total{outcome="created"}'] == 0
 
 
 def test_state_is_read_at_each_scrape(setting: Setting) -> None:
@@ -232,6 +269,7 @@ def test_state_is_read_at_each_scrape(setting: Setting) -> None:
         ),
         (finding, Finding("Service", "a/c", Reason.INVALID_PORT, "-1")),
     )
+    setting.owed = {Family.IPV4: 7}
     got = setting.samples()
     assert got['kubeproxy_sync_proxy_rules_last_timestamp_seconds{ip_family="IPv4"}'] == 1795953600.25
     assert got['kubeproxy_sync_proxy_rules_last_timestamp_seconds{ip_family="IPv6"}'] == 0
@@ -239,6 +277,7 @@ def test_state_is_read_at_each_scrape(setting: Setting) -> None:
     assert got[f'{no_local}{{ip_family="IPv4",traffic_policy="internal"}}'] == 2
     assert got[f'{no_local}{{ip_family="IPv4",traffic_policy="external"}}'] == 3
     assert got['proxyd_services{ip_family="IPv4"}'] == 4
+    assert [got[f'proxyd_conntrack_owed_frontends{{ip_family="{family}"}}'] for family in FAMILIES] == [7, 0]
     assert got['proxyd_endpoints{ip_family="IPv4"}'] == 11
     assert got['proxyd_findings{reason="invalid-port"}'] == 2
     assert got['proxyd_findings{reason="frontend-conflict"}'] == 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import queue
 import socket
 from collections.abc import Iterator
 from typing import Any
@@ -38,7 +39,8 @@ class Node:
         self.server = Server(retry_seconds=0.02)
         self.server.start()
         self.healthy = True
-        self.health = ServiceHealth(self.server, lambda: self.healthy)
+        self.told: queue.Queue[tuple[ServiceKey, str]] = queue.Queue()
+        self.health = ServiceHealth(self.server, lambda: self.healthy, lambda *what: self.told.put(what))
 
     def get(self, port: int) -> tuple[int, dict[str, Any], str | None]:
         connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
@@ -147,3 +149,15 @@ def test_hundreds_of_services_are_answered_by_one_thread(node: Node) -> None:
     checks = [HealthCheck(ServiceKey("default", f"s{n}"), port, n % 2) for n, port in enumerate(ports)]
     node.update(*checks)
     assert [node.get(each.port)[0] for each in checks] == [200 if each.local_endpoints else 503 for each in checks]
+
+
+def test_a_port_that_is_taken_is_told_with_its_service_and_had_later(node: Node) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        node.health.update(status(HealthCheck(WEB, port, 1)))
+        service, problem = node.told.get(timeout=10)
+        assert service == WEB
+        assert problem.startswith(f"cannot listen on 127.0.0.1:{port}: ")
+    node.update(HealthCheck(WEB, port, 1))
+    assert node.get(port)[0] == 200
+    assert node.told.empty()

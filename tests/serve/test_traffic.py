@@ -44,6 +44,16 @@ def test_dropped_segments_of_both_families_are_added_up() -> None:
     assert scraped({V4: Traffic(dropped=2), V6: Traffic(dropped=3)}) == [f"{DROPPED} 5.0"]
 
 
+def test_packets_refused_on_localhost_by_family_and_protocol() -> None:
+    name = "kubeproxy_nftables_localhost_nodeport_rejected_packets_total"
+    traffic = {V4: Traffic(localhost_rejected={"udp": 2, "sctp": 0}), V6: Traffic(localhost_rejected={"udp": 1})}
+    assert [line for line in scraped(traffic) if line.startswith(name)] == [
+        f'{name}{{ip_family="IPv4",protocol="udp"}} 2.0',
+        f'{name}{{ip_family="IPv4",protocol="sctp"}} 0.0',
+        f'{name}{{ip_family="IPv6",protocol="udp"}} 1.0',
+    ]
+
+
 def test_before_the_first_reading_nothing_is_dropped_and_nothing_else_is_there() -> None:
     assert scraped({}) == [f"{DROPPED} 0.0"]
 

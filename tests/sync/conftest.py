@@ -1,4 +1,4 @@
-"""Kernels for what writes to them: in memory, and in memory with a real one beside it that must agree."""
+"""Kernels for what writes to them: in memory, and in memory with a real one beside it that must agree; no waiting."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from proxyd.sync import family, loop
 from tests.fakes.ruleset import FakeRuleset
 from tests.netns import MirroredRuleset, why_not
 
@@ -21,3 +22,10 @@ def ruleset(request: pytest.FixtureRequest) -> Iterator[FakeRuleset]:
     mirrored = MirroredRuleset()
     yield mirrored
     mirrored.check()
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Has clean-up and retries follow at once."""
+    monkeypatch.setattr(loop, "CLEANUP_AFTER", 0.01)
+    monkeypatch.setattr(family, "RETRY_FIRST", 0.01)

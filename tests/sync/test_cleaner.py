@@ -247,3 +247,14 @@ def test_what_is_owed_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_one_that_never_began_can_be_stopped() -> None:
     Bench().cleaner.stop()
+
+
+def test_how_much_is_owed_is_told_by_family() -> None:
+    bench = Bench()
+    bench.cleaner.give(V4, {udp(1): live(A), udp(2): live(A)})
+    bench.cleaner.give(V4, {udp(2): live(B)})
+    assert bench.cleaner.owed() == {V4: 2, V6: 0}
+    bench.cleaner.start()
+    bench.seen.wait(cleaned=1)
+    assert bench.cleaner.owed() == {V4: 0, V6: 0}
+    bench.cleaner.stop()

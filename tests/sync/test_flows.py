@@ -97,6 +97,9 @@ class TestPasses:
         world.put(dns())
         world.sync()
         assert world.cleaned == [{udp(EXTERNAL): live()}]
+        world.put(endpoints("dns", B))
+        world.sync()
+        assert world.cleaned[1:] == [{VIP: live(B)}]
 
     def test_a_port_turns_from_udp_to_tcp(self) -> None:
         world = started(dns(), endpoints("dns", A))

@@ -8,7 +8,7 @@ import pytest
 import structlog.testing
 
 from proxyd.model import FAMILIES, Family
-from proxyd.nft.layout import INVALID_DROPPED
+from proxyd.nft.layout import INVALID_DROPPED, LOCALHOST_REJECTED
 from proxyd.sync.meter import Meter
 from proxyd.sync.traffic import TOP, Totals, Traffic
 from tests import build
@@ -46,7 +46,9 @@ def test_every_family_is_read_again_and_again(ruleset: FakeRuleset, meter: Meter
     until(lambda: set(meter.traffic) == {V4, V6}, "both families are read")
     ruleset.has_counted(V6, INVALID_DROPPED, 5)
     until(lambda: meter.traffic[V6].dropped == 5, "the counter is read again")
-    assert meter.traffic[V4] == Traffic((), 0)
+    ruleset.has_counted(V6, LOCALHOST_REJECTED["udp"], 7)
+    until(lambda: meter.traffic[V6].localhost_rejected == {"udp": 7, "sctp": 0}, "refused packets are read too")
+    assert meter.traffic[V4] == Traffic((), 0, {"udp": 0, "sctp": 0})
 
 
 def test_a_failure_is_said_once_and_its_end_too(counters: FakeCounters, meter: Meter) -> None:

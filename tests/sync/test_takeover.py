@@ -10,7 +10,7 @@ import structlog
 from structlog.testing import LogCapture
 
 from proxyd.ipt.removal import Chain, Found, Jump
-from proxyd.kernel.predecessor import PredecessorError
+from proxyd.kernel.predecessor import PredecessorError, Rest
 from proxyd.model import FAMILIES, Family
 from proxyd.sync import takeover as module
 from proxyd.sync.status import FamilyStatus, Status
@@ -34,6 +34,7 @@ class FakePredecessor:
         self.removals = 0
         self.fail = ""
         self.written_again = 0
+        self.took = 0.0
         self.in_removal: Callable[[], object] = lambda: None
 
     def find(self) -> Found | None:
@@ -43,11 +44,12 @@ class FakePredecessor:
             self.there = RULES
         return self.there
 
-    def remove(self, found: Found) -> None:
+    def remove(self, found: Found, rest: Rest = lambda _: None) -> None:
         if self.fail:
             raise PredecessorError(self.fail)
         assert found == self.there
         self.in_removal()
+        rest(self.took)
         self.removals += 1
         self.there = None
 
@@ -192,6 +194,17 @@ def test_it_can_be_ended_before_and_in_between() -> None:
     waiting.start()
     waiting.stop()
     assert "takeover" not in {thread.name for thread in threading.enumerate()}
+
+
+def test_a_long_removal_rests_in_between_and_ends_when_asked_to(start: Start, log: LogCapture) -> None:
+    old = FakePredecessor()
+    old.took = 1000.0
+    taking = start(old)
+    taking.update(written(Family.IPV4))
+    until(lambda: events(log, FOUND), "found")
+    taking.stop()
+    assert "takeover" not in {thread.name for thread in threading.enumerate()}
+    assert old.there == RULES
 
 
 def _comes(condition: Callable[[], bool]) -> bool:

@@ -71,6 +71,7 @@ class TestService:
             external_local=True,
             health_check_node_port=32001,
             created="2026-01-01T00:00:00Z",
+            uid="1-2-3",
         )
 
     def test_the_least_there_is(self) -> None:

@@ -338,7 +338,7 @@ def test_many_endpoints_with_affinity_have_the_same_probability() -> None:
 
 
 def test_base_chains_only_jump_into_their_generation() -> None:
-    bases = base_chains(Layout(V4, 7, 0x4000), build.settings(V4))
+    bases = base_chains(Layout(V4, 7, 0x4000))
     assert all(each.hook is not None for each in bases)
     targets = {rule[-1].chain for each in bases for rule in each.rules}  # type: ignore[union-attr]
     assert all(target.startswith("g7/") for target in targets)
@@ -351,11 +351,9 @@ def test_base_chains_only_jump_into_their_generation() -> None:
 def test_invalid_segments_are_looked_at_and_translated_connections_noted_unless_conntrack_is_liberal(
     family: Family,
 ) -> None:
-    layout = Layout(family, 7, 0x4000)
-
     def chains(drop_invalid: bool) -> dict[str, Chain]:
-        node = build.settings(family, drop_invalid=drop_invalid)
-        return {each.name: each for each in base_chains(layout, node) + generation_chains(layout, node)}
+        layout = Layout(family, 7, 0x4000, drop_invalid)
+        return {each.name: each for each in base_chains(layout) + generation_chains(layout, build.settings(family))}
 
     strict, liberal = chains(True), chains(False)
     assert strict.keys() - liberal.keys() == {"g7/invalid", "g7/note-translated"}

@@ -17,7 +17,7 @@ OPERATE = (Path(__file__).parents[2] / "docs" / "operate.md").read_text()
 
 
 def exported() -> set[str]:
-    metrics = Metrics(FAMILIES, "1", lambda: Status("nftables"), build.store(), dict)
+    metrics = Metrics(FAMILIES, "1", lambda: Status("nftables"), build.store())
     metrics.add(TrafficCollector(dict))
     return set(re.findall(r"^# TYPE ((?:kubeproxy|proxyd)_\S+) ", metrics.render().decode(), re.MULTILINE))
 

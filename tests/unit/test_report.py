@@ -109,6 +109,21 @@ def test_the_last_failure_stays_after_it_is_over() -> None:
     assert "last failure 2023-11-14T21:56:40Z: Device busy" in text
 
 
+def test_before_the_first_pass_nothing_is_claimed_about_rules() -> None:
+    text = report_text(report(FamilyStatus(V4)))
+    assert "nothing written yet" in text
+    assert "local pods" not in text
+    assert "in force" not in text
+
+
+def test_a_long_value_does_not_push_all_lines_apart() -> None:
+    detected = (Detected("host settings", "a" * 90, "conntrack"), Detected("node name", "n1", "host name"))
+    text = report_text(msgspec.structs.replace(report(), identity=msgspec.structs.replace(ME, detected=detected)))
+    lines = {line.split()[0]: line for line in text.splitlines() if line.startswith(("  host", "  node name"))}
+    assert lines["host"].endswith(f"{'a' * 90}  conntrack")
+    assert len(lines["node"]) < 80
+
+
 def test_what_rules_depend_on_is_told_for_each_family() -> None:
     everywhere = NodeSettings(V6, "n1", node_port_addresses=None)
     text = report_text(report(family(), family(V6, settings=everywhere)))

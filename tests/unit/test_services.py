@@ -1,6 +1,7 @@
 """Many Services: which must be worked out again, and what follows from a conflict between them."""
 
 from random import Random
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -233,3 +234,27 @@ def test_any_history_gives_what_its_end_alone_gives(history: list[list[Service |
         str(f.key) for forwarding, _ in known.values() if forwarding for p in forwarding.ports for f in p.frontends
     ]
     assert len(taken) == len(set(taken))
+
+
+class TestNewSettings:
+    SERVICES = store(service("x"), service("y", ip="10.96.0.2", ports=(port(node_port=30001),)))
+
+    def affected(self, **fields: Any) -> list[ServiceKey]:
+        return Desired(V4, self.SERVICES.service).affected(settings(), settings(**fields), [X, Y])
+
+    @pytest.mark.parametrize(
+        "fields", [{"zone": "zb"}, {"node_ip": "192.0.2.77"}, {"zone": "zb", "local": None}], ids=str
+    )
+    def test_zone_and_node_address_may_concern_any_service(self, fields: dict[str, Any]) -> None:
+        assert self.affected(**fields) == [X, Y]
+
+    @pytest.mark.parametrize("addresses", [("192.0.2.11", "192.0.2.100"), (), None], ids=str)
+    def test_addresses_that_take_node_ports_concern_services_with_node_ports(self, addresses: Any) -> None:
+        assert self.affected(node_port_addresses=addresses) == [Y]
+        assert self.affected(node_port_addresses=addresses, local=None) == [Y]
+
+    def test_what_is_local_concerns_none(self) -> None:
+        assert self.affected(local=None) == []
+
+    def test_without_earlier_settings_all_are_concerned(self) -> None:
+        assert Desired(V4, self.SERVICES.service).affected(None, settings(), [X, Y]) == [X, Y]

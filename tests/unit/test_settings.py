@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from proxyd.desired.settings import NodePolicy, needs_local_addresses, node_settings
+from proxyd.desired.settings import NodePolicy, node_settings, relevant_addresses
 from proxyd.model import Family, LocalDetector, Node, NodeSettings
 from tests.build import NODE, node
 
@@ -168,21 +168,27 @@ class TestDetector:
         assert prefix.local == LocalDetector(interface="veth*")
 
 
-@pytest.mark.parametrize(
-    ("configured", "on", "expected"),
-    [
-        (("primary",), node(), False),
-        (("primary", "localhost", "all"), node(), False),
-        ((), node(), False),
-        (("10.0.0.0/8",), node(), True),
-        (("primary", "10.0.0.0/8"), node(), True),
-        (("primary",), None, True),
-        (("primary",), Node(NODE), True),
-        (("all",), None, True),
-    ],
-    ids=str,
-)
-def test_the_host_s_addresses_are_needed_for_ranges_and_without_a_node(
-    configured: tuple[str, ...], on: Node | None, expected: bool
-) -> None:
-    assert needs_local_addresses(NodePolicy(NODE, node_port_addresses=configured), on) is expected
+class TestRelevantAddresses:
+    @pytest.mark.parametrize(
+        ("configured", "expected"),
+        [
+            (("primary",), HOST[:2]),
+            ((), HOST[:2]),
+            (("10.0.0.12/32",), (*HOST[:2], (V4, "10.0.0.12"))),
+            (("primary", "10.0.0.0/8", "fd00::/8"), HOST),
+            (("0.0.0.0/0",), (HOST[0], HOST[1], HOST[2], HOST[3])),
+        ],
+        ids=str,
+    )
+    def test_the_first_of_each_family_and_those_in_a_range(self, configured: tuple[str, ...], expected: Any) -> None:
+        assert relevant_addresses(NodePolicy(NODE, node_port_addresses=configured), HOST) == expected
+
+    @pytest.mark.parametrize(
+        "configured", [("primary",), (), ("all",), ("10.0.0.0/24",), ("fd00::/8", "primary")], ids=str
+    )
+    @pytest.mark.parametrize("on", [None, node(), Node(NODE)], ids=["no node", "node", "node without addresses"])
+    @pytest.mark.parametrize("family", [V4, V6])
+    def test_no_other_can_make_a_difference(self, configured: tuple[str, ...], on: Node | None, family: Family) -> None:
+        policy = NodePolicy(NODE, node_port_addresses=configured)
+        relevant = relevant_addresses(policy, HOST)
+        assert node_settings(family, policy, on, relevant) == node_settings(family, policy, on, HOST)

@@ -1,13 +1,14 @@
 """The store: what becomes dirty, what stays known, and who is woken."""
 
+import itertools
 import threading
 from collections.abc import Iterable
 
 import pytest
 
 from proxyd.kube.decode import Decoded
-from proxyd.kube.store import TRIGGERS_KEPT, Changes, Store
-from proxyd.model import Endpoint, EndpointSlice, Family, Finding, Node, Reason, Service, ServiceKey
+from proxyd.kube.store import TIMES_KEPT, Changes, Received, Store
+from proxyd.model import Cause, Endpoint, EndpointSlice, Family, Finding, Node, Reason, Service, ServiceKey
 
 WEB, API = ServiceKey("shop", "web"), ServiceKey("shop", "api")
 
@@ -31,7 +32,7 @@ def node(zone: str) -> Decoded[Node]:
 @pytest.fixture
 def store() -> Store:
     """A store that has been listed, empty, with a clock that counts 1, 2, 3."""
-    times = iter(range(1, 1000))
+    times = itertools.count(1)
     store = Store(lambda: float(next(times)))
     for intake in (store.services, store.slices, store.nodes):
         intake.replace([])
@@ -53,7 +54,7 @@ def test_a_change_makes_its_service_dirty_once(store: Store) -> None:
     assert store.pending() == (1, 1.0)
     changes = store.take()
     assert (changes.services, changes.since, changes.node) == ({WEB}, 1.0, False)
-    assert store.take() == Changes(set(), False, {}, None)
+    assert store.take() == Changes(set(), False, {}, None, {})
     assert store.take().since is None
     assert store.pending() == (0, None)
 
@@ -128,12 +129,37 @@ def test_removing_one_of_two_slices(store: Store) -> None:
 
 
 def test_triggers_are_kept_bounded_and_taken_once(store: Store) -> None:
-    for number in range(TRIGGERS_KEPT + 5):
+    for number in range(TIMES_KEPT + 5):
         store.slices.put(endpoints("a", WEB, trigger=float(number)))
     store.slices.put(endpoints("b", API))
     triggers = store.take().triggers
-    assert triggers[Family.IPV4] == [float(number) for number in range(TRIGGERS_KEPT)]
+    assert triggers[Family.IPV4] == [float(number) for number in range(TIMES_KEPT)]
     assert store.take().triggers == {}
+
+
+def test_when_changes_came_is_kept_by_family_and_cause_bounded_and_taken_once(store: Store) -> None:
+    store.services.put(service(WEB))
+    store.services.put(service(WEB, "fd00::1"))
+    store.slices.put(endpoints("a", WEB))
+    store.slices.put(endpoints("a", WEB))
+    store.nodes.put(node("z"))
+    received = store.take().received
+    expected = [Cause.SERVICE, Cause.SERVICE, Cause.ENDPOINTS, Cause.NODE]
+    assert [each.cause for each in received[Family.IPV4]] == expected
+    assert [each.cause for each in received[Family.IPV6]] == [Cause.SERVICE, Cause.NODE]
+    assert store.take().received == {}
+    for number in range(TIMES_KEPT + 5):
+        store.slices.put(endpoints("a", WEB, [f"10.1.{number // 250}.{number % 250}"]))
+    assert len(store.take().received[Family.IPV4]) == TIMES_KEPT
+
+
+def test_when_the_first_lists_came_says_nothing_about_changes() -> None:
+    store = Store(lambda: 5.0)
+    store.services.replace([service(WEB)])
+    store.slices.replace([])
+    assert store.take().received == {}
+    store.services.remove(WEB)
+    assert store.take().received == {Family.IPV4: [Received(Cause.SERVICE, 5.0)]}
 
 
 class TestUnreadable:
@@ -187,7 +213,7 @@ def test_node(store: Store) -> None:
     store.nodes.put(node("z2"))
     assert store.node() == Node("n1", zone="z2")
     store.services.put(service(WEB))
-    assert store.take().since == 2.0
+    assert store.take().since not in (None, 1.0)
     store.nodes.remove(("", "n1"))
     assert store.node() is None
 

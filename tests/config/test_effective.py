@@ -1,94 +1,13 @@
 """File and flags to the Config in effect: real files, precedence, and all problems at once."""
 
-import argparse
 from pathlib import Path
 
 import msgspec
 import pytest
 
-from proxyd.config import Config, ConfigError, Conntrack, Document, Parsed, add_flags, load, parse_file, resolve
+from proxyd.config import CommandLine, Config, ConfigError, Conntrack, Document, Parsed, load, parse_file, resolve
 from proxyd.model import Family
-
-HEAD = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n"
-
-# What kubeadm 1.3x writes into the ConfigMap kube-system/kube-proxy.
-KUBEADM = """\
-apiVersion: kubeproxy.config.k8s.io/v1alpha1
-bindAddress: 0.0.0.0
-bindAddressHardFail: false
-clientConnection:
-  acceptContentTypes: ""
-  burst: 0
-  contentType: ""
-  kubeconfig: /var/lib/kube-proxy/kubeconfig.conf
-  qps: 0
-clusterCIDR: 10.244.0.0/16
-configSyncPeriod: 0s
-conntrack:
-  maxPerCore: null
-  min: null
-  tcpBeLiberal: false
-  tcpCloseWaitTimeout: null
-  tcpEstablishedTimeout: null
-  udpStreamTimeout: 0s
-  udpTimeout: 0s
-detectLocal:
-  bridgeInterface: ""
-  interfaceNamePrefix: ""
-detectLocalMode: ""
-enableProfiling: false
-healthzBindAddress: ""
-hostnameOverride: ""
-iptables:
-  localhostNodePorts: null
-  masqueradeAll: false
-  masqueradeBit: null
-  minSyncPeriod: 0s
-  syncPeriod: 0s
-ipvs:
-  excludeCIDRs: null
-  minSyncPeriod: 0s
-  scheduler: ""
-  strictARP: false
-  syncPeriod: 0s
-  tcpFinTimeout: 0s
-  tcpTimeout: 0s
-  udpTimeout: 0s
-kind: KubeProxyConfiguration
-logging:
-  flushFrequency: 0
-  options:
-    json:
-      infoBufferSize: "0"
-    text:
-      infoBufferSize: "0"
-  verbosity: 0
-metricsBindAddress: ""
-mode: ""
-nftables:
-  masqueradeAll: false
-  masqueradeBit: null
-  minSyncPeriod: 0s
-  syncPeriod: 0s
-nodePortAddresses: null
-oomScoreAdj: null
-portRange: ""
-showHiddenMetricsForVersion: ""
-winkernel:
-  enableDSR: false
-  forwardHealthCheckVip: false
-  networkName: ""
-  rootHnsEndpointName: ""
-  sourceVip: ""
-"""
-
-# kind hands kubeadm a few settings of its own (here: dual-stack, nftables); the rest is as above.
-KIND = (
-    KUBEADM.replace("clusterCIDR: 10.244.0.0/16", "clusterCIDR: 10.244.0.0/16,fd00:10:244::/56")
-    .replace("maxPerCore: null", "maxPerCore: 0")
-    .replace('mode: ""', "mode: nftables")
-    .replace("  minSyncPeriod: 0s\n  syncPeriod: 0s\nipvs", "  minSyncPeriod: 1s\n  syncPeriod: 0s\nipvs")
-)
+from tests.config.support import HEAD, by_file, flags, plain, refused
 
 DEFAULT = Config(
     mode="nftables",
@@ -98,9 +17,9 @@ DEFAULT = Config(
     hostname_override="",
     sync_period=30.0,
     min_sync_period=1.0,
-    config_sync_period=900.0,
     masquerade_all=False,
     masquerade_mark=0x4000,
+    localhost_node_ports=True,
     cluster_cidrs={},
     detect_local_mode="ClusterCIDR",
     bridge_interface="",
@@ -117,55 +36,14 @@ DEFAULT = Config(
 )
 
 
-def parse(body: str) -> Parsed:
-    return parse_file(HEAD + body)
-
-
-def flags(*argv: str) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(allow_abbrev=False)
-    add_flags(parser)
-    return parser.parse_args(argv)
-
-
-def by_file(body: str, *argv: str) -> Config:
-    return resolve(parse(body), flags("--config=x", *argv))
-
-
 def default(**changes: object) -> Config:
     return msgspec.structs.replace(DEFAULT, **changes)
 
 
-def refused(parsed: Parsed, *argv: str) -> tuple[str, ...]:
-    with pytest.raises(ConfigError) as caught:
-        resolve(parsed, flags(*argv))
-    assert str(caught.value) == "\n".join(caught.value.problems)
-    return caught.value.problems
-
-
 def test_nothing_given() -> None:
-    assert resolve(Parsed(Document()), flags()) == DEFAULT
-    assert load(argparse.Namespace()) == DEFAULT
+    assert plain(resolve(Parsed(Document()), flags())) == DEFAULT
+    assert plain(load(CommandLine({}))) == DEFAULT
     assert by_file("") == DEFAULT
-
-
-def test_the_file_of_kubeadm() -> None:
-    config = resolve(
-        parse_file(KUBEADM), flags("--config=/var/lib/kube-proxy/config.conf", "--hostname-override=Node-1")
-    )
-    assert config == default(
-        kubeconfig="/var/lib/kube-proxy/kubeconfig.conf",
-        hostname_override="node-1",
-        cluster_cidrs={Family.IPV4: "10.244.0.0/16"},
-    )
-
-
-def test_the_file_of_kind() -> None:
-    assert resolve(parse_file(KIND), flags("--config=x")) == default(
-        kubeconfig="/var/lib/kube-proxy/kubeconfig.conf",
-        cluster_cidrs={Family.IPV4: "10.244.0.0/16", Family.IPV6: "fd00:10:244::/56"},
-        conntrack=Conntrack(max_per_core=0),
-        unused=("conntrack.maxPerCore",),
-    )
 
 
 def test_the_block_of_the_active_mode_counts() -> None:
@@ -193,6 +71,7 @@ nftables: {masqueradeAll: false, masqueradeBit: 31, minSyncPeriod: 4s, syncPerio
         min_sync_period=2.0,
         masquerade_all=True,
         masquerade_mark=1,
+        localhost_node_ports=False,
         node_port_addresses=("all",),
         unused=(
             "iptables.localhostNodePorts",
@@ -227,7 +106,6 @@ configSyncPeriod: 1m
         hostname_override="node-a",
         sync_period=3.0,
         min_sync_period=2.0,
-        config_sync_period=60.0,
         masquerade_all=True,
         masquerade_mark=2,
         cluster_cidrs={Family.IPV4: "10.0.0.0/8"},
@@ -241,18 +119,8 @@ configSyncPeriod: 1m
         bind_address_hard_fail=True,
         verbosity=3,
         logging_format="text",
+        unused=("configSyncPeriod",),
     )
-
-
-def test_feature_gates_of_our_own_are_acted_on() -> None:
-    gates = "featureGates: {ResetGoneTCP: true, AllServiceMetrics: true}"
-    assert by_file(gates) == default(reset_gone_tcp=True, all_service_metrics=True)
-
-
-@pytest.mark.parametrize(("gates", "expected"), [("{}", True), ("{X: true}", True), ("{X: false}", False)])
-def test_the_gate_of_localhost_node_ports_is_known_and_only_switches_them_off(gates: str, expected: bool) -> None:
-    gates = gates.replace("X", "KubeProxyNFTablesLocalhostNodePorts")
-    assert by_file(f"featureGates: {gates}") == default(localhost_node_ports=expected)
 
 
 def test_what_is_not_acted_on_is_unused() -> None:
@@ -267,8 +135,6 @@ def test_what_is_not_acted_on_is_unused() -> None:
             "logging.options.json.splitStream",
             "enableProfiling",
             "ipvs.scheduler",
-            "oomScoreAdj",
-            "conntrack.min",
         ),
         warnings=("featureGates.A: unknown to proxyd, ignored",),
     )
@@ -329,11 +195,23 @@ unknown: 1
     )
 
 
+@pytest.mark.parametrize(("gates", "expected"), [("{}", True), ("{X: true}", True), ("{X: false}", False)])
+def test_the_gate_of_localhost_node_ports_is_known_and_only_switches_them_off(gates: str, expected: bool) -> None:
+    gates = gates.replace("X", "KubeProxyNFTablesLocalhostNodePorts")
+    assert by_file(f"featureGates: {gates}") == default(localhost_node_ports=expected)
+
+
+def test_localhost_node_ports_of_iptables_mode_are_a_field_of_its_own() -> None:
+    body = "mode: iptables\niptables: {localhostNodePorts: false}\nnodePortAddresses: [primary]\n"
+    assert not by_file(body).localhost_node_ports
+    assert by_file(body.replace("mode: iptables", "mode: nftables")).localhost_node_ports
+
+
 def test_warnings_of_file_flags_and_advice_are_all_kept() -> None:
     body = "mode: nftables\nmode: iptables\nmod: x\n"
     assert by_file(body, "--kubeconfig=/k").warnings == (
         "mode: duplicate field (line 4), the last one counts",
-        "mod: unknown field, ignored",
+        "mod: unknown field, ignored (did you mean mode?)",
         "ignored because --config is given: --kubeconfig",
         'nodePortAddresses: unset, so node ports answer on every local address; consider "primary"',
     )
@@ -341,10 +219,8 @@ def test_warnings_of_file_flags_and_advice_are_all_kept() -> None:
 
 def test_load_reads_the_file(tmp_path: Path) -> None:
     file = tmp_path / "config.conf"
-    file.write_text(KUBEADM, encoding="utf-8")
-    config = load(flags(f"--config={file}"))
-    assert config.cluster_cidrs == {Family.IPV4: "10.244.0.0/16"}
-    assert config == resolve(parse_file(KUBEADM), flags("--config=x"))
+    file.write_text(f"{HEAD}clusterCIDR: 10.244.0.0/16\n", encoding="utf-8")
+    assert plain(load(flags(f"--config={file}"))) == default(cluster_cidrs={Family.IPV4: "10.244.0.0/16"})
 
 
 def test_files_that_cannot_be_read(tmp_path: Path) -> None:
@@ -354,7 +230,6 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
         (f"{tmp_path}/none", "No such file or directory"),
         (f"{tmp_path}", "Is a directory"),
         (f"{binary}", "'utf-8' codec can't decode byte 0xff in position 0: invalid start byte"),
-        ("a\0b", "embedded null byte"),
     ):
         with pytest.raises(ConfigError) as caught:
             load(flags(f"--config={path}", "-v=x"))
@@ -362,6 +237,11 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
             f"--config: cannot read {path}: {reason}",
             '--v: must be a whole number, got "x"',
         )
+
+
+def test_a_path_that_cannot_be_shown_is_quoted() -> None:
+    with pytest.raises(ConfigError, match=r'--config: cannot read "a\\u0000b": embedded null byte'):
+        load(flags("--config=a\0b"))
 
 
 def test_a_config_cannot_be_changed() -> None:

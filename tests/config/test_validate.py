@@ -2,15 +2,9 @@
 
 import pytest
 
-from proxyd.config import Parsed, parse_file
 from proxyd.config.validate import advise, cluster_cidrs, host_port, node_port_address, validate
 from proxyd.model import Family
-
-HEAD = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n"
-
-
-def parse(body: str) -> Parsed:
-    return parse_file(HEAD + body)
+from tests.config.support import parse
 
 
 def problems(body: str) -> list[str]:
@@ -202,17 +196,6 @@ def test_node_port_addresses() -> None:
             ('nodePortAddresses: unset, so node ports answer on every local address; consider "primary"',),
         ),
         ("mode: iptables\nnodePortAddresses: [primary]", ()),
-        (
-            "clusterCIDR: 10.0.0.0/8,fd00::/48\nnodePortAddresses: [192.0.2.0/24]",
-            (
-                "nodePortAddresses: only the IPv4 node ports are restricted;"
-                " they answer on every local address of the other family",
-            ),
-        ),
-        ("clusterCIDR: 10.0.0.0/8,fd00::/48\nnodePortAddresses: [192.0.2.0/24, localhost]", ()),
-        ("clusterCIDR: 10.0.0.0/8,fd00::/48\nnodePortAddresses: [192.0.2.0/24, '2001:db8::/32']", ()),
-        ("clusterCIDR: 10.0.0.0/8\nnodePortAddresses: [192.0.2.0/24]", ()),
-        ("detectLocalMode: NodeCIDR\nclusterCIDR: x\nnodePortAddresses: [192.0.2.0/24]", ()),
     ],
 )
 def test_advice(body: str, advice: tuple[str, ...]) -> None:

@@ -1,39 +1,21 @@
 """Flags: what each of them sets, how their problems are named, and which of them count beside a file."""
 
-import argparse
-
 import msgspec
 import pytest
 
-from proxyd.config import Config, ConfigError, Document, Parsed, add_flags, parse_file, resolve
+from proxyd.config import Config, Document, Parsed
 from proxyd.model import Family
-
-HEAD = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n"
-
-
-def flags(*argv: str) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(allow_abbrev=False)
-    add_flags(parser)
-    return parser.parse_args(argv)
-
-
-def by_flags(*argv: str) -> Config:
-    return resolve(Parsed(Document()), flags(*argv))
-
-
-def by_file(body: str, *argv: str) -> Config:
-    return resolve(parse_file(HEAD + body), flags("--config=x", *argv))
+from tests.config.support import by_file, by_flags
+from tests.config.support import refused as refused_of
 
 
 def default(**changes: object) -> Config:
-    """The configuration without flags, with some fields changed (test_config.py spells it out)."""
+    """The configuration without flags, with some fields changed (test_effective.py spells it out)."""
     return msgspec.structs.replace(by_flags(), **changes)
 
 
 def refused(*argv: str) -> tuple[str, ...]:
-    with pytest.raises(ConfigError) as caught:
-        by_flags(*argv)
-    return caught.value.problems
+    return refused_of(Parsed(Document()), *argv)
 
 
 def test_problems_of_flags_name_the_flag() -> None:
@@ -110,9 +92,9 @@ def test_all_flags() -> None:
         metrics_address=("::1", 5),
         sync_period=5400.0,
         min_sync_period=0.0,
-        config_sync_period=60.0,
         verbosity=4,
         logging_format="json",
+        unused=("--config-sync-period",),
     )
 
 

@@ -1,0 +1,1 @@
+"""Configuration: file, flags, and what becomes of both."""
