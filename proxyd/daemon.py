@@ -277,7 +277,7 @@ class Daemon:
     def _look_around(self) -> None:
         """Says what may interfere with Service traffic on this node, once the rules are there: it may take a while."""
         try:
-            for line in advise(read_surroundings(), self._families):
+            for line in advise(read_surroundings(), self._families, self._config.mode):
                 log.warning("found on this node", what=line)
         except Exception:  # this thread has to be there when the end is asked for
             log.exception("fault in looking around on this node")

@@ -104,7 +104,7 @@ class Holdings:
             yield from render_dispatch(forwarding, self.settings, style)
 
     def chain_names(self) -> set[str]:
-        """The names of all chains that Services have, or could have without anything being written for others."""
+        """The names of all chains that Services have."""
         return {name for record in self._records.values() for name in chain_names(record.forwarding)}
 
     def chains(self, named: Iterable[str]) -> Iterator[Chain]:

@@ -55,11 +55,18 @@ def render_dispatch(forwarding: Forwarding, settings: NodeSettings, style: Style
 
 
 def chain_names(forwarding: Forwarding) -> Iterator[str]:
-    """The names of all chains that a Service may have of its own."""
+    """The names of the chains that a Service has of its own."""
     for port in forwarding.ports:
-        for prefix in (names.SERVICE, names.LOCAL, names.EXTERNAL, names.SOURCES):
-            yield chain_name(prefix, port)
-        for backend in port.cluster + port.local:
+        frontends = [each for each in port.frontends if each.route in _TRANSLATED]
+        if port.cluster:
+            yield chain_name(names.SERVICE, port)
+        if port.local:
+            yield chain_name(names.LOCAL, port)
+        if any(each.kind is not Kind.CLUSTER_IP for each in frontends):
+            yield chain_name(names.EXTERNAL, port)
+        if any(each.sources is not None for each in frontends):
+            yield chain_name(names.SOURCES, port)
+        for backend in dict.fromkeys(port.cluster + port.local):
             yield endpoint_chain(port, backend)
 
 
