@@ -197,8 +197,12 @@ class RuleWriter:
         current = holdings.chain_names()
         self.left = tuple(sorted(each for each in found.chains if is_of_service(each) and each.name not in current))
 
-    def delete_left(self) -> None:
-        """Deletes what is left over. Raises ``KernelRefusedError``; what is there is then owed as before."""
+    def delete_left(self, used: frozenset[str] | set[str]) -> None:
+        """Deletes what is left over, but chains that are in use again (by name).
+
+        Raises ``KernelRefusedError``; what is there is then owed as before.
+        """
+        self.left = tuple(each for each in self.left if each.name not in used)
         try:
             for step in removal(self._commits.family, self.left, self._commits.batch):
                 self._commits.write(step)

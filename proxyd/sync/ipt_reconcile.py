@@ -110,7 +110,7 @@ class IptReconciler:
     @property
     def cleanup_owed(self) -> bool:
         """See ``FamilyRules``."""
-        return bool(self._full.left)
+        return self._holdings is not None and bool(self._full.left)
 
     @property
     def quarantined(self) -> tuple[ServiceKey, ...]:
@@ -156,7 +156,8 @@ class IptReconciler:
 
     def cleanup(self) -> None:
         """See ``FamilyRules``."""
-        self._full.delete_left()
+        if self._holdings is not None and self._full.left:
+            self._full.delete_left(self._holdings.chain_names())
 
     def _hand_over_flows(self) -> None:
         """Only with the new rules in place: a flow that goes before them can come back as it was."""

@@ -363,6 +363,23 @@ def test_a_fault_of_ours_costs_one_service_only(monkeypatch: pytest.MonkeyPatch)
     assert [each.reason.value for each in world.reconciler.findings[build.key("b")]] == ["internal-error"]
 
 
+@pytest.mark.parametrize("batch", [1, 1000])
+def test_a_chain_that_is_in_use_again_is_not_left_over(batch: int) -> None:
+    world = IptWorld(*cluster("a", endpoints=3), kernel=FakeKernel(batch=batch))
+    world.sync()
+    world.put(*cluster("a", endpoints=1))
+    world.restart()
+    world.sync()
+    assert world.reconciler.cleanup_owed
+    world.put(*cluster("a", endpoints=2))
+    world.sync()
+    steps = after_each_call(world, lambda: served(world, 1, 2))
+    world.reconciler.cleanup()
+    assert all(steps)
+    assert served(world, 1, 2)
+    assert len(service_chains(world.kernel)) == 3
+
+
 # What others do
 
 
