@@ -15,6 +15,7 @@ import structlog
 from proxyd import __version__
 from proxyd.cluster import cluster
 from proxyd.config import Config, as_mapping
+from proxyd.config.host_settings import localhost_settings
 from proxyd.config.watch import ConfigWatch
 from proxyd.ending import Ending
 from proxyd.kernel import host
@@ -22,14 +23,12 @@ from proxyd.kernel.addresses import KernelHost
 from proxyd.kernel.conntrack import Conntrack
 from proxyd.kernel.counters import NetlinkCounters
 from proxyd.kernel.host_settings import apply_settings
-from proxyd.kernel.libnftables import LibNftables
 from proxyd.kernel.lock import lock_namespace
-from proxyd.kernel.notifications import Notifications
-from proxyd.kernel.predecessor import predecessors
 from proxyd.kernel.surroundings import read_surroundings
 from proxyd.kube import events
 from proxyd.kube.store import Store
 from proxyd.model import Family, Finding, Reason, ServiceKey
+from proxyd.modes import Parts, build_mode
 from proxyd.serve import app, http
 from proxyd.serve.advice import advise
 from proxyd.serve.collectors import WatchState
@@ -44,7 +43,6 @@ from proxyd.sync.cleaner import FlowCleaner
 from proxyd.sync.facts import NodeFacts, node_findings
 from proxyd.sync.loop import SyncLoop, Timing
 from proxyd.sync.meter import Meter
-from proxyd.sync.reconcile import Reconciler
 from proxyd.sync.status import Status
 from proxyd.sync.takeover import Takeover
 from proxyd.sync.traffic import ALL, TOP
@@ -89,15 +87,14 @@ class Daemon:
         self._config = config
         self._store = store = Store()
         self._metrics = metrics = Metrics(
-            self._families, __version__, self._status, store, self._watch_states, self._owed_frontends
+            self._families, __version__, self._status, store, self._watch_states, self._owed_frontends, config.mode
         )
         self._node_name = policy_of(config).node_name
         self._sources, self._watches, self._recorder = cluster(config, store, self._node_name, metrics, self._is_ended)
         self._config_watch: ConfigWatch | None = None
         self._lock = lock_namespace()
-        self._nft = LibNftables()
         # Before the rules: the tracker has its limits when the first flows come, and how it is set decides about rules.
-        settings = apply_settings(config)
+        settings = apply_settings(config, more=localhost_settings(config, config.localhost_node_ports))
         self._policy = policy = policy_of(config)
         self._settled = False
         self._loop: SyncLoop
@@ -108,20 +105,19 @@ class Daemon:
         self._flows = flows = FlowCleaner(Conntrack(), metrics.flows)
         self._meter = Meter(NetlinkCounters(), self._families, ALL if config.all_service_metrics else TOP)
         metrics.add(TrafficCollector(lambda: self._meter.traffic))
+        parts = Parts(store.service, self._is_ended, progress.note, flows.give)
+        mode = build_mode(config, policy, self._families, parts)
         self._loop = SyncLoop(
             store,
-            [
-                Reconciler(f, self._nft, store.service, self._is_ended, progress.note, flows.give)
-                for f in self._families
-            ],
+            mode.rules,
             facts.settings,
             metrics.sync,
-            Timing(config.min_sync_period, config.sync_period),
+            Timing(config.min_sync_period, config.sync_period, share=mode.share),
             config.mode,
             lambda: self._findings(expected),
         )
-        self._notifications = Notifications(lambda: self._nft.port, self._loop.drifted)
-        self._takeover = Takeover(predecessors(self._families))
+        self._watch = mode.watch(self._loop.drifted)
+        self._takeover = Takeover(mode.predecessors)
         self._loop.subscribe(self._takeover.update)
         self._server = http.Server()
         # Two descriptors for each connection, one for each listener, and a quarter of all for everything else.
@@ -133,7 +129,7 @@ class Daemon:
             max_listeners=share,
         )
         self._syncing = threading.Thread(target=self._loop.run, name="sync", daemon=True)
-        self._identity = identity(config, policy, self._nft.version, self._families, settings)
+        self._identity = identity(config, policy, mode.nftables, self._families, settings, mode.detected)
         announce(self._identity, config, settings)
 
     def follow(self, file: str, read_again: Callable[[], Config]) -> None:
@@ -155,8 +151,10 @@ class Daemon:
         text = f"proxyd {__version__} starts in {self._config.mode} mode"
         self._say(events.starting(self._node_name, text, str(time.time())))
         self._listen()
-        self._notifications.start()
-        self._meter.start()
+        self._watch.start()
+        if self._config.mode == "nftables":
+            # The rules of iptables mode count nothing that can be read cheaply.
+            self._meter.start()
         self._host.start(self._facts.take)
         for source in self._sources:
             source.start()
@@ -194,7 +192,7 @@ class Daemon:
         self._syncing.join(deadline.left())
         for source in self._sources:
             source.stop(deadline.left(0.5))
-        for part in (self._notifications, self._host, self._flows, self._meter):
+        for part in (self._watch, self._host, self._flows, self._meter):
             part.stop(deadline.left(1.0))
         self._localhost.drain(min(drain.left(), deadline.left()))
         self._takeover.stop(deadline.left(1.0))
@@ -273,7 +271,7 @@ class Daemon:
     def _look_around(self) -> None:
         """Says what may interfere with Service traffic on this node, once the rules are there: it may take a while."""
         try:
-            for line in advise(read_surroundings(), self._families):
+            for line in advise(read_surroundings(), self._families, self._config.mode):
                 log.warning("found on this node", what=line)
         except Exception:  # this thread has to be there when the end is asked for
             log.exception("fault in looking around on this node")

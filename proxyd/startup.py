@@ -35,14 +35,13 @@ def policy_of(config: Config) -> NodePolicy:
         reset_gone_tcp=config.reset_gone_tcp,
         # Where conntrack is liberal, no segment is invalid for its place in the window.
         drop_invalid=not host.tcp_be_liberal(),
-        localhost_node_ports=config.localhost_node_ports,
+        # In iptables mode rules do that, and not this process.
+        localhost_node_ports=config.localhost_node_ports and config.mode == "nftables",
     )
 
 
 def check_host(config: Config, families: Sequence[Family]) -> None:
     """Raises ``UserError`` where a configuration is valid, and still nothing can come of it on this host."""
-    if config.mode == "iptables":
-        raise UserError("mode iptables is not there yet: use --proxy-mode nftables (or mode: nftables)")
     hopeless = [each.message for each in mismatches(config, policy_of(config), families, None) if each.hopeless]
     if hopeless:
         raise UserError("\n".join(hopeless))
@@ -58,9 +57,16 @@ def mismatches(
 
 
 def identity(
-    config: Config, policy: NodePolicy, nft_version: str, families: Sequence[Family], settings: Outcome
+    config: Config,
+    policy: NodePolicy,
+    nft_version: str,
+    families: Sequence[Family],
+    settings: Outcome,
+    of_mode: Sequence[Detected] = (),
 ) -> Identity:
-    """Who we are and what was found. ``nft_version`` is that of libnftables; ``families`` those of this kernel."""
+    """Who we are and what was found. ``nft_version`` is that of libnftables ("": not used here); ``families`` those of
+    this kernel; ``of_mode`` what was found for the mode alone.
+    """
     return Identity(
         version=__version__,
         mode=config.mode,
@@ -71,6 +77,7 @@ def identity(
         detected=(
             *_detected(config, policy, families),
             Detected("host settings", settings.summary, "conntrack, oomScoreAdj; before->now where written"),
+            *of_mode,
         ),
     )
 
@@ -78,15 +85,8 @@ def identity(
 def announce(me: Identity, config: Config, settings: Outcome) -> None:
     """The start-up line, and what is odd about the configuration or could not be set."""
     found = {each.name.replace(" ", "_"): each.value for each in me.detected}
-    log.info(
-        "proxyd starts",
-        version=me.version,
-        mode=me.mode,
-        node=me.node,
-        kernel=me.kernel,
-        nftables=me.nftables,
-        **found,
-    )
+    nft = {"nftables": me.nftables} if me.nftables else {}
+    log.info("proxyd starts", version=me.version, mode=me.mode, node=me.node, kernel=me.kernel, **nft, **found)
     if settings.failed:
         told = log.warning if settings.is_serious else log.info
         told("host settings not as configured", problem=settings.problem)

@@ -8,7 +8,7 @@ from proxyd.config.schema import Document, leaves
 from proxyd.config.validate import active_mode
 
 # Read and checked, and not acted on yet. Whoever makes one work takes it out here, and nowhere else.
-NOT_YET = ("iptables.localhostNodePorts",)
+NOT_YET: tuple[str, ...] = ()
 
 # Fields, or whole blocks, that have no meaning here, and why.
 WITHOUT_EFFECT: Mapping[str, str] = {

@@ -6,14 +6,18 @@ where it is compared: a tenth of the memory of the rules themselves.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 from proxyd.desired.forwarding import Forwarding
-from proxyd.ipt.objects import Chain, ChainName, Placed, Transaction
-from proxyd.ipt.render import ServiceRules, render_service
+from proxyd.ipt.objects import Chain, ChainName, Placed, Table, Transaction
+from proxyd.ipt.render import ServiceRules, chain_names, render_dispatch, render_service
 from proxyd.ipt.style import Style
 from proxyd.model import Family, NodeSettings, ServiceKey
+
+# A chain that Services share, or a table with "" for all chains of Services together.
+Place = tuple[Table, str]
 
 
 class Record(NamedTuple):
@@ -28,6 +32,16 @@ class Plan(NamedTuple):
 
     transaction: Transaction
     records: dict[ServiceKey, Record | None]
+    counts: Mapping[Place, int] = {}
+    """How many rules there will be more, or fewer."""
+
+
+def count(rules: ServiceRules) -> Counter[Place]:
+    """How many rules these are in each place."""
+    counted = Counter((each.table, each.chain) for each in rules.dispatch)
+    for chain in rules.chains:
+        counted[chain.table, ""] += len(chain.rules)
+    return counted
 
 
 class Holdings:
@@ -36,6 +50,8 @@ class Holdings:
     def __init__(self, family: Family, settings: NodeSettings) -> None:
         self.family = family
         self.settings = settings
+        self.counts: Counter[Place] = Counter()
+        """How many rules of Services there are in each place."""
         self._records: dict[ServiceKey, Record] = {}
 
     def __contains__(self, key: ServiceKey) -> bool:
@@ -52,9 +68,12 @@ class Holdings:
         insert: list[Placed] = []
         gone: list[ChainName] = []
         records: dict[ServiceKey, Record | None] = {}
+        counts: Counter[Place] = Counter()
         for key, forwarding in changes.items():
             records[key] = record = Record(forwarding, style) if forwarding is not None else None
             old, new = self.rules(self._records.get(key)), self.rules(record)
+            counts.update(count(new))
+            counts.subtract(count(old))
             before = {(chain.table, chain.name): chain for chain in old.chains}
             chains.extend(c for c in new.chains if before.pop((c.table, c.name), None) != c)
             gone.extend(ChainName(*each) for each in before)
@@ -63,15 +82,37 @@ class Holdings:
         transaction = Transaction(
             self.family, chains=tuple(chains), delete=tuple(delete), insert=tuple(insert), delete_chains=tuple(gone)
         )
-        return Plan(transaction, records)
+        return Plan(transaction, records, counts)
 
     def confirm(self, plan: Plan) -> None:
         """Takes over a plan whose transaction has succeeded."""
+        self.counts.update(plan.counts)
         for key, record in plan.records.items():
             if record is None:
                 self._records.pop(key, None)
             else:
                 self._records[key] = record
+
+    def take(self, records: Mapping[ServiceKey, Record], counts: Mapping[Place, int]) -> None:
+        """Takes over Services that had nothing before and have been written whole, with so many rules."""
+        self.counts.update(counts)
+        self._records.update(records)
+
+    def dispatch(self) -> Iterator[Placed]:
+        """All rules of Services in chains that they share."""
+        for forwarding, style in self._records.values():
+            yield from render_dispatch(forwarding, self.settings, style)
+
+    def chain_names(self) -> set[str]:
+        """The names of all chains that Services have."""
+        return {name for record in self._records.values() for name in chain_names(record.forwarding)}
+
+    def chains(self, named: Iterable[str]) -> Iterator[Chain]:
+        """Those of the chains of Services that have these names, as they should be."""
+        wanted = frozenset(named)
+        for record in self._records.values():
+            if not wanted.isdisjoint(chain_names(record.forwarding)):
+                yield from (chain for chain in self.rules(record).chains if chain.name in wanted)
 
     def rules(self, record: Record | None) -> ServiceRules:
         """The rules that a record stands for."""

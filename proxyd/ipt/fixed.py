@@ -83,9 +83,10 @@ def node_port_dispatch(settings: NodeSettings, style: Style) -> tuple[Rule, ...]
     """The last rules of nat KUBE-SERVICES: which addresses take node ports."""
     ipv4 = settings.family is Family.IPV4
     if settings.node_port_addresses is not None:
+        own = ("127.0.0.1",) if ipv4 and style.localhost_node_ports else ()
         return tuple(
             Rule(names.NODE_PORTS, _NODE_PORTS_LAST, destination=host(address))
-            for address in settings.node_port_addresses
+            for address in (*settings.node_port_addresses, *own)
         )
     loopback = "" if ipv4 and style.localhost_node_ports else f"!{LOOPBACK}" if ipv4 else "!::1/128"
     return (Rule(names.NODE_PORTS, _NODE_PORTS_LAST, destination=loopback, destination_local=True),)

@@ -88,7 +88,7 @@ class ChainName(msgspec.Struct, frozen=True, gc=False, order=True):
 
 
 class Transaction(msgspec.Struct, frozen=True):
-    """What one call of iptables-restore does, table by table, each whole or not at all.
+    """What one call of iptables-restore does (one or several of these), table by table, each whole or not at all.
 
     ``chains`` are made where they are missing, and then have exactly these rules. ``delete`` takes single rules away,
     ``insert`` puts single rules first, after that. ``delete_chains`` empties chains and takes them away.

@@ -6,6 +6,7 @@ Sources: pkg/proxy/iptables/proxier.go (the layout), the Service API.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import chain
 
 import msgspec
 
@@ -43,9 +44,30 @@ def render_service(forwarding: Forwarding, settings: NodeSettings, style: Style)
         writer = _Port(port, forwarding, settings, style)
         chains.extend(writer.chains())
         dispatch.extend(writer.dispatch())
-    if forwarding.health_check is not None:
-        dispatch.append(_health_check(forwarding.health_check.port, str(forwarding.key), forwarding.ports))
+    dispatch.extend(_health_check(forwarding))
     return ServiceRules(tuple(chains), tuple(dispatch))
+
+
+def render_dispatch(forwarding: Forwarding, settings: NodeSettings, style: Style) -> tuple[Placed, ...]:
+    """Only the rules in chains that all Services share: a small part of the work."""
+    ports = (_Port(port, forwarding, settings, style).dispatch() for port in forwarding.ports)
+    return (*chain.from_iterable(ports), *_health_check(forwarding))
+
+
+def chain_names(forwarding: Forwarding) -> Iterator[str]:
+    """The names of the chains that a Service has of its own."""
+    for port in forwarding.ports:
+        frontends = [each for each in port.frontends if each.route in _TRANSLATED]
+        if port.cluster:
+            yield chain_name(names.SERVICE, port)
+        if port.local:
+            yield chain_name(names.LOCAL, port)
+        if any(each.kind is not Kind.CLUSTER_IP for each in frontends):
+            yield chain_name(names.EXTERNAL, port)
+        if any(each.sources is not None for each in frontends):
+            yield chain_name(names.SOURCES, port)
+        for backend in dict.fromkeys(port.cluster + port.local):
+            yield endpoint_chain(port, backend)
 
 
 def from_local_pods(rule: Rule, local: LocalDetector, *, negate: bool = False) -> Rule:
@@ -210,8 +232,11 @@ class _Port:
         )
 
 
-def _health_check(node_port: int, service: str, ports: tuple[PortForwarding, ...]) -> Placed:
+def _health_check(forwarding: Forwarding) -> Iterator[Placed]:
     """Lets load balancers ask; named after the Service's first port, as kube-proxy does for each port."""
-    name = ports[0].name if ports else service
+    if forwarding.health_check is None:
+        return
+    name = forwarding.ports[0].name if forwarding.ports else str(forwarding.key)
     comment = f"{name} health check node port"
-    return Placed(Table.FILTER, names.NODE_PORTS, Rule("ACCEPT", comment, protocol="tcp", port=node_port))
+    rule = Rule("ACCEPT", comment, protocol="tcp", port=forwarding.health_check.port)
+    yield Placed(Table.FILTER, names.NODE_PORTS, rule)

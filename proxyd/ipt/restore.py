@@ -2,29 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import cache
 
 from proxyd.ipt import objects as o
 from proxyd.ipt.objects import Rule, Table, Transaction
 
-# In this order, so that what refuses is never there without what forwards.
-_ORDER = (Table.MANGLE, Table.NAT, Table.FILTER)
+# After nat, so that what refuses is never there without what forwards.
+_LATER = (Table.MANGLE, Table.FILTER)
 
 
-def restore_input(transaction: Transaction) -> str:
-    """Gives the input for one call of iptables-restore; each table of it is carried out whole or not at all."""
-    return "\n".join(line for table in _ORDER for line in _table(transaction, table)) + "\n"
+def restore_input(transactions: Iterable[Transaction]) -> Iterator[str]:
+    """Gives the input for one call of iptables-restore, in pieces; each table is carried out whole or not at all.
+
+    All transactions become one. They may be made while the first of them are being read: only what belongs to tables
+    other than nat is kept until the end.
+    """
+    later: dict[Table, list[str]] = {table: [] for table in _LATER}
+    begun = False
+    for transaction in transactions:
+        for table, kept in later.items():
+            kept.extend(_lines(transaction, table))
+        if lines := "\n".join(_lines(transaction, Table.NAT)):
+            yield lines + "\n" if begun else f"*{Table.NAT}\n{lines}\n"
+            begun = True
+    if begun:
+        yield "COMMIT\n"
+    for table, kept in later.items():
+        if kept:
+            yield "\n".join((f"*{table}", *kept, "COMMIT\n"))
 
 
-def _table(t: Transaction, table: Table) -> Iterator[str]:
+def _lines(t: Transaction, table: Table) -> Iterator[str]:
     chains = [chain for chain in t.chains if chain.table is table]
     gone = [chain.name for chain in t.delete_chains if chain.table is table]
-    delete = [each for each in t.delete if each.table is table]
-    insert = [each for each in t.insert if each.table is table]
-    if not (chains or gone or delete or insert):
-        return
-    yield f"*{table}"
     # Naming a chain makes or empties it. Those that go have to be empty first, and may refer to each other.
     for chain in chains:
         yield f":{chain.name} - [0:0]"
@@ -33,13 +44,14 @@ def _table(t: Transaction, table: Table) -> Iterator[str]:
     for chain in chains:
         for rule in chain.rules:
             yield f"-A {chain.name}{rule_text(rule)}"
-    for each in delete:
-        yield f"-D {each.chain}{rule_text(each.rule)}"
-    for each in insert:
-        yield f"-I {each.chain}{rule_text(each.rule)}"
+    for each in t.delete:
+        if each.table is table:
+            yield f"-D {each.chain}{rule_text(each.rule)}"
+    for each in t.insert:
+        if each.table is table:
+            yield f"-I {each.chain}{rule_text(each.rule)}"
     for name in gone:
         yield f"-X {name}"
-    yield "COMMIT"
 
 
 def rule_text(rule: Rule) -> str:

@@ -16,6 +16,7 @@ from proxyd.nft.layout import LASTING, TABLE, declared
 # Message numbers of nf_tables: what was made; what was deleted has the number two above.
 _KINDS = {0: "table", 3: "chain", 6: "rule", 9: "set", 12: "element", 18: "object", 22: "flowtable"}
 _NEW_GENERATION = 15
+_END = "end"
 _FAMILIES = {2: Family.IPV4, 10: Family.IPV6}
 # Attribute 1 of every message is the table; this one says which chain, set or object (a named counter) it is about.
 _NAME_ATTRIBUTE = {"chain": 3, "rule": 2, "set": 2, "element": 2, "object": 2}
@@ -67,22 +68,41 @@ class Notice(NamedTuple):
             edits.element(self.name, key, there=not self.deleted)
 
 
-def notices(data: bytes) -> Iterator[Notice]:
+class Told(NamedTuple):
+    """One message about nftables, whoever's table it is about; ``kind`` is "end" at the end of a transaction."""
+
+    author: int
+    family: Family | None = None
+    kind: str = ""
+    table: str = ""
+    name: str = ""
+    deleted: bool = False
+    body: bytes = b""
+
+
+def all_told(data: bytes) -> Iterator[Told]:
     """The messages of one delivery."""
     for kind, _, _, author, body in messages(data):
         if kind >> 8 == SUBSYSTEM:
-            yield _notice(kind & 0xFF, author, body)
+            yield _told(kind & 0xFF, author, body)
 
 
-def _notice(number: int, author: int, body: bytes) -> Notice:
+def notices(data: bytes) -> Iterator[Notice]:
+    """The messages of one delivery, read as far as they are about our table of nftables mode."""
+    for each in all_told(data):
+        if each.family is None or each.table != TABLE:
+            yield Notice(each.author, ends=each.kind == _END)
+        else:
+            yield Notice(each.author, False, each.family, each.kind, each.name, each.deleted, each.body)
+
+
+def _told(number: int, author: int, body: bytes) -> Told:
     if number == _NEW_GENERATION:
-        return Notice(author, ends=True)
+        return Told(author, kind=_END)
     family = _FAMILIES.get(body[0]) if body else None
     kind, deleted = (_KINDS[number], False) if number in _KINDS else (_KINDS.get(number - 2, ""), True)
     if family is None or not kind:
-        return Notice(author, ends=False)
+        return Told(author)
     named = attributes(body, START)
-    if text(named.get(1, b"")) != TABLE:
-        return Notice(author, ends=False)
     name = text(named.get(_NAME_ATTRIBUTE.get(kind, 1), b""))
-    return Notice(author, False, family, kind, name, deleted, body)
+    return Told(author, family, kind, text(named.get(1, b"")), name, deleted, body)

@@ -14,7 +14,8 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from typing import Protocol
 
 from proxyd.kernel.notices import notices
 from proxyd.model import FAMILIES, Family
@@ -33,13 +34,38 @@ SHARE = 0.25
 _REST = 0.02
 
 
+class Told(Protocol):
+    """One message of the kernel, see ``kernel.notices.Notice``."""
+
+    @property
+    def author(self) -> int:
+        """The netlink port of its author."""
+
+    @property
+    def ends(self) -> bool:
+        """Whether it ends a transaction."""
+
+    @property
+    def family(self) -> Family | None:
+        """The family it is about, None where it is about nothing of ours."""
+
+    def tell(self, edits: Edits) -> None:
+        """Adds what it says to the edits of its family."""
+
+
 class Notifications:
     """Calls ``drifted``, on a thread of its own, once for each foreign transaction that touched a table of ours."""
 
-    def __init__(self, own_port: Callable[[], int], drifted: Callable[[Drift], None]) -> None:
-        """``own_port`` gives the netlink port that our own changes come from right now."""
+    def __init__(
+        self,
+        own_port: Callable[[], int],
+        drifted: Callable[[Drift], None],
+        read: Callable[[bytes], Iterable[Told]] = notices,
+    ) -> None:
+        """``own_port`` gives the netlink port that our own changes come from right now; ``read`` reads one delivery."""
         self._own_port = own_port
         self._drifted = drifted
+        self._read = read
         self._socket = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, NETLINK_NETFILTER)
         try:
             self._socket.setsockopt(socket.SOL_SOCKET, _SO_RCVBUFFORCE, _BUFFER)
@@ -60,6 +86,10 @@ class Notifications:
         os.close(self._stop)
         if self._thread.ident is not None:
             self._thread.join(timeout)
+
+    def ignore(self, port: int) -> None:
+        """Has the kernel drop what this netlink port does from now on, instead of the last one. For any thread."""
+        _ignore_author(self._socket, port)
 
     def _run(self) -> None:
         lost = False
@@ -95,7 +125,7 @@ class Notifications:
             self._drifted(Drift(family, "notifications were lost", everything=True))
 
     def _take(self, data: bytes) -> None:
-        for notice in notices(data):
+        for notice in self._read(data):
             if notice.author == self._own_port():
                 # The library opened a new socket: from here on the kernel ignores that one.
                 _ignore_author(self._socket, notice.author)

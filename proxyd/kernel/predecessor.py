@@ -21,6 +21,7 @@ from proxyd.kernel.iptables import Backend, Iptables, IptablesRefusedError, Ipta
 from proxyd.kernel.libnftables import Library, NftablesUnavailableError
 from proxyd.kernel.ruleset import KernelRefusedError
 from proxyd.model import Family
+from proxyd.nft.layout import TABLE
 from proxyd.nft.script import FAMILY_WORD
 
 Rest = Callable[[float], object]
@@ -53,11 +54,20 @@ class Predecessor(Protocol):
         """
 
 
-def predecessors(families: Iterable[Family]) -> list[Predecessor]:
-    """All places on this machine; they are in the namespace of the thread that uses them."""
+def predecessors(families: Iterable[Family], own: Backend | None = None) -> list[Predecessor]:
+    """All places on this machine; they are in the namespace of the thread that uses them.
+
+    With ``own``, the backend that proxyd writes its own rules to: the places beside that, and its table of nftables mode.
+    """
     found: list[Predecessor] = []
     for family in families:
-        found += [NftTable(family), NftChains(family), LegacyChains(family, IptablesTools(family, Backend.LEGACY))]
+        found.append(NftTable(family))
+        if own is not None:
+            found.append(OwnTable(family))
+        if own is not Backend.NFT:
+            found.append(NftChains(family))
+        if own is not Backend.LEGACY:
+            found.append(LegacyChains(family, IptablesTools(family, Backend.LEGACY)))
     return found
 
 
@@ -85,6 +95,26 @@ class NftTable:
                 # Before the rest: nothing must be translated and then not be masqueraded.
                 library.run("".join(f"flush chain {table} {name}\n" for name in translating))
             library.run(f"delete table {table}\n")
+
+
+class OwnTable:
+    """proxyd's own table of nftables mode, where it is in iptables mode now."""
+
+    def __init__(self, family: Family, library: Callable[[], Library] = Library) -> None:
+        self.family = family
+        self.place = f"nftables table {FAMILY_WORD[family]} {TABLE}"
+        self._library = library
+
+    def find(self) -> Found | None:
+        """See ``Predecessor``."""
+        with _telling():
+            chains = [each for each, _ in _chains(self.family) if each.table == TABLE]
+        return Found(chains=tuple(sorted(chains))) if chains else None
+
+    def remove(self, found: Found, rest: Rest = lambda _: None) -> None:  # noqa: ARG002  (all of it goes)
+        """See ``Predecessor``. In one transaction: every connection meets all of it, or nothing."""
+        with _telling():
+            self._library().run(f"delete table {FAMILY_WORD[self.family]} {TABLE}\n")
 
 
 class NftChains:

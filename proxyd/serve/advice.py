@@ -20,17 +20,21 @@ _BRIDGES = {Family.IPV4: "net/bridge/bridge-nf-call-iptables", Family.IPV6: "net
 _WORDS = {Family.IPV4: ("ip ", "inet "), Family.IPV6: ("ip6 ", "inet ")}
 
 
-def advise(found: Surroundings, families: tuple[Family, ...]) -> tuple[str, ...]:
-    """One line for each thing that may interfere; nothing where all is as it should be."""
+def advise(found: Surroundings, families: tuple[Family, ...], mode: str = "nftables") -> tuple[str, ...]:
+    """One line for each thing that may interfere; nothing where all is as it should be.
+
+    In iptables mode, tables of iptables are our own.
+    """
+    foreign = mode == "nftables"
     return (
         *_forwarding(found, families),
         *_firewalls(found, families),
-        *_translators(found, families),
-        *_legacy(found),
+        *(_translators(found, families) if foreign else ()),
+        *(_legacy(found) if foreign else ()),
         *_reverse_paths(found),
         *_bridges(found, families),
         *_tracking(found),
-        *_slow_writes(found),
+        *(_slow_writes(found) if foreign else ()),
         *(f"could not be looked at: {what}" for what in found.unknown),
     )
 

@@ -13,6 +13,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from proxyd.kube.events import Outcome
 from proxyd.model import Cause, Family, Finding, Reason
+from proxyd.serve.iptables_metrics import FAILURES, IptablesMetrics
 from proxyd.sync.status import PassResult, Repair
 
 SYNC = "kubeproxy_sync_proxy_rules_"
@@ -53,9 +54,10 @@ class _ByFamily:
 class SyncCounters:
     """Counts what the sync thread does: an ``Observer``."""
 
-    def __init__(self, families: Sequence[Family], registry: CollectorRegistry) -> None:
+    def __init__(self, families: Sequence[Family], registry: CollectorRegistry, mode: str = "nftables") -> None:
         make = _ByFamily(families, registry)
         self._families = make.families
+        self._iptables = IptablesMetrics(registry, families) if mode == "iptables" else None
         self._passes = make.histogram(f"{SYNC}duration_seconds", "Duration of all syncs")
         self._full = make.histogram("kubeproxy_sync_full_proxy_rules_duration_seconds", "Duration of full syncs")
         self._partial = make.histogram(
@@ -67,12 +69,9 @@ class SyncCounters:
             PROGRAMMING_BUCKETS,
         )
         self._queued = make.gauge(f"{SYNC}last_queued_timestamp_seconds", "Unix time of the last request for a sync")
-        self._failures = make.counter(
-            f"{SYNC}nftables_sync_failures_total", "Transactions that nftables refused, and syncs that failed otherwise"
-        )
-        self._cleanup_failures = make.counter(
-            f"{SYNC}nftables_cleanup_failures_total", "Failures to delete what is no longer used from nftables"
-        )
+        failures, cleanup_failures = FAILURES[mode]
+        self._failures = make.counter(*failures)
+        self._cleanup_failures = make.counter(*cleanup_failures)
         self._refusals = make.counter("proxyd_kernel_refusals_total", "Transactions that the kernel refused")
         self._operations = make.counter("proxyd_sync_operations_total", "Changes written to the kernel")
         self._repaired = Counter(
@@ -111,6 +110,8 @@ class SyncCounters:
         # A pass can also fail without the kernel having said no.
         self._failures.labels(result.family).inc(max(result.refusals, bool(result.error)))
         self._refusals.labels(result.family).inc(result.refusals)
+        if self._iptables is not None:
+            self._iptables.pass_done(result)
         if not result.error:
             self._operations.labels(result.family).inc(result.operations)
 

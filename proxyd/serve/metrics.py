@@ -50,9 +50,10 @@ class Metrics:
         store: Store,
         watches: Callable[[], Mapping[str, WatchState]] = dict,
         owed_frontends: Callable[[], Mapping[Family, int]] = dict,
+        mode: str = "nftables",
     ) -> None:
         self._registry = registry = CollectorRegistry()
-        self.sync = SyncCounters(families, registry)
+        self.sync = SyncCounters(families, registry, mode)
         self.flows = FlowCounters(families, registry)
         self.probes = ProbeCounters(registry)
         self.api = ApiCounters(registry)

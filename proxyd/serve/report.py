@@ -128,7 +128,7 @@ def build_report(
         foreign_tables=surroundings.tables,
         foreign_chains=sum(surroundings.chains.values()),
         foreign_sets=sum(surroundings.sets.values()),
-        advice=advise(surroundings, tuple(each.family for each in status.families)),
+        advice=advise(surroundings, tuple(each.family for each in status.families), identity.mode),
     )
 
 

@@ -22,7 +22,8 @@ def _lines(report: Report) -> Iterator[str]:
     state = "ready" if report.ready else "NOT READY"
     yield f"proxyd {me.version}, {me.mode} mode, node {me.node}: {state}"
     yield from (f"  ! {each}" for each in report.problems)
-    yield f"  since {me.started}, kernel {me.kernel}, nftables {me.nftables}"
+    nft = f", nftables {me.nftables}" if me.nftables else ""
+    yield f"  since {me.started}, kernel {me.kernel}{nft}"
     yield from _section("Found and configured", _table([(d.name, d.value, d.why) for d in me.detected]))
     for family in report.families:
         yield from _section(str(family.family), _family(family))

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
+from typing import Protocol
 
 import msgspec
 import structlog
 
 from proxyd.kernel.ruleset import KernelRefusedError
 from proxyd.kube.store import TIMES_KEPT, Received
-from proxyd.model import Cause, Family, Node, NodeSettings, ServiceKey
+from proxyd.model import Cause, Family, Finding, Node, NodeSettings, ServiceKey
 from proxyd.nft.drift import Drift
 from proxyd.sync.full import StoppedError
-from proxyd.sync.reconcile import Reconciler
-from proxyd.sync.status import OF_LAST_SUCCESS, FamilyStatus, Observer, PassResult, Repair
+from proxyd.sync.status import OF_LAST_SUCCESS, Counts, FamilyStatus, Observer, PassResult, Repair
+from proxyd.sync.tally import Tally
 
 log = structlog.get_logger("proxyd.sync")
 
@@ -29,10 +30,73 @@ CALM = 30.0
 PATIENT_REPAIRS = 5
 
 
+class FamilyRules(Protocol):
+    """One family's rules in either mode: brought to what is desired, pass by pass. For the sync thread only."""
+
+    family: Family
+    settings: NodeSettings | None
+    """The settings that the kernel's rules were made with, None before the first pass."""
+    rewritten: bool
+    """Whether the last pass wrote everything, or tried to."""
+
+    @property
+    def operations(self) -> int:
+        """How much the last pass wrote."""
+
+    @property
+    def refusals(self) -> int:
+        """How many transactions were refused in the last pass."""
+
+    @property
+    def counts(self) -> Counts:
+        """How many rules there are, and how many the last pass wrote, where the mode counts them."""
+
+    @property
+    def tally(self) -> Tally:
+        """Counts of what is in the kernel."""
+
+    @property
+    def findings(self) -> dict[ServiceKey, tuple[Finding, ...]]:
+        """What there is to say about each Service."""
+
+    def finds_rules(self) -> bool:
+        """Whether the kernel has rules of an earlier run in use. Raises ``KernelRefusedError``."""
+
+    @property
+    def cleanup_owed(self) -> bool:
+        """Whether there are objects in the kernel that nothing uses any more."""
+
+    @property
+    def quarantined(self) -> tuple[ServiceKey, ...]:
+        """The Services that the kernel refused, and that are not served until it takes them."""
+
+    def sync(
+        self, dirty: Iterable[ServiceKey], all_keys: Callable[[], list[ServiceKey]], settings: NodeSettings
+    ) -> None:
+        """One pass. ``dirty`` are Services that changed; whatever an earlier pass could not do is done as well.
+
+        Raises ``KernelRefusedError`` where something is still owed afterwards, ``StoppedError`` at shutdown.
+        """
+
+    def retry_quarantined(self) -> None:
+        """Tries each Service that was refused once more, alone: the refusal may not have been about the Service."""
+
+    def forget(self) -> None:
+        """Takes nothing about the kernel for known any more: the next pass writes everything."""
+
+    def mend(self, drift: Drift) -> None:
+        """Has the next pass undo what others did: in the places of ``drift``, or by writing everything."""
+
+    def cleanup(self) -> None:
+        """Deletes what nothing uses any more. Raises ``KernelRefusedError``; it is then owed as before."""
+
+
 class FamilySync:
     """Runs the passes of one family and keeps its status. Used by the sync thread only; ``status`` is replaced whole."""
 
-    def __init__(self, reconciler: Reconciler, settings_of: SettingsOf, observer: Observer, sync_period: float) -> None:
+    def __init__(
+        self, reconciler: FamilyRules, settings_of: SettingsOf, observer: Observer, sync_period: float
+    ) -> None:
         self.status = FamilyStatus(reconciler.family)
         self.reconciler = reconciler
         # When the next attempt is due although nothing changes (monotonic seconds), None where nothing is owed.
@@ -139,6 +203,7 @@ class FamilySync:
             operations=reconciler.operations,
             error=error,
             refusals=reconciler.refusals,
+            counts=reconciler.counts,
         )
         if error:
             self._failed(result)

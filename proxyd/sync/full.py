@@ -12,15 +12,16 @@ from proxyd.nft.delta import NODE, Holdings
 from proxyd.nft.fixed import base_chains, generation_chains, node_port_elements
 from proxyd.nft.layout import COUNTERS, TABLE_COMMENT, Layout, generation_of
 from proxyd.nft.objects import Chain, Transaction
-from proxyd.nft.render import ServiceObjects
+from proxyd.nft.render import ServiceObjects, render_service
 from proxyd.sync.commits import Changes, Commits
 from proxyd.sync.leftovers import Leftovers
-from proxyd.sync.services import Services, Work
+from proxyd.sync.services import Services, Worked
 
 # Operations in one commit of a full write: the library's memory follows it (measured flat at this size).
 CHUNK = 5000
 # Services that the kernel may refuse in one full write before the trouble is taken to lie elsewhere.
 QUARANTINED_AT_MOST = 16
+Work = dict[ServiceKey, Worked[ServiceObjects]]
 FIRST = (ServiceKey("default", "kubernetes"), ServiceKey("kube-system", "kube-dns"))
 
 
@@ -79,7 +80,7 @@ class FullWriter:
         try:
             self._declare(written, settings, switch if in_use else ())
             concerned = desired.concerned(keys)
-            self._load(written, sorted(concerned, key=_importance), settings)
+            self._load(written, sorted(concerned, key=importance), settings)
             if not in_use:
                 commits.write(Transaction(commits.family, chains=switch))
         except KernelRefusedError:
@@ -132,7 +133,7 @@ class FullWriter:
         work: Work = {}
         size = 0
         for key in keys:
-            work[key] = each = self._services.work_out(key, layout, settings)
+            work[key] = each = self._services.work_out(key, settings, lambda made: render_service(made, layout))
             size += _size(each.objects) if each.objects is not None else 0
             if size >= CHUNK:
                 yield work
@@ -156,7 +157,8 @@ class FullWriter:
             self._services.refused(key, str(error))
 
 
-def _importance(key: ServiceKey) -> tuple[bool, ServiceKey]:
+def importance(key: ServiceKey) -> tuple[bool, ServiceKey]:
+    """What to sort Services by: nodes and pods need the API server and DNS before all else."""
     return key not in FIRST, key
 
 

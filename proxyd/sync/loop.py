@@ -13,14 +13,14 @@ from proxyd.kernel.ruleset import KernelRefusedError
 from proxyd.kube.store import Changes, Store
 from proxyd.model import Family, Finding, Node, Reason
 from proxyd.nft.drift import Drift
-from proxyd.sync.family import FamilySync, SettingsOf
+from proxyd.sync.family import FamilyRules, FamilySync, SettingsOf
 from proxyd.sync.full import StoppedError
-from proxyd.sync.reconcile import Reconciler
 from proxyd.sync.status import Observer, Status
 
 log = structlog.get_logger("proxyd.sync")
 
-# Under churn syncing may take this share of one core: after a pass of t seconds the next one waits t * (1/share - 1).
+# Under churn syncing may take this share of one core, unless the mode says otherwise: after a pass of t seconds the next
+# one waits t * (1/share - 1).
 SHARE = 0.25
 # Objects that nothing uses any more are deleted when no change has come for this long (seconds).
 CLEANUP_AFTER = 1.0
@@ -29,13 +29,15 @@ CLEANUP_AFTER = 1.0
 class Timing(NamedTuple):
     """Seconds: the longest that a change may wait, the longest between retries, how long to wait for the Node at start.
 
-    ``pod_range_wait``: and for its podCIDRs, while rules of an earlier run serve.
+    ``pod_range_wait``: and for its podCIDRs, while rules of an earlier run serve. ``share``: how much of one core syncing
+    may take under churn.
     """
 
     min_sync_period: float = 1.0
     sync_period: float = 30.0
     node_wait: float = 10.0
     pod_range_wait: float = 30.0
+    share: float = SHARE
 
 
 class SyncLoop:
@@ -44,7 +46,7 @@ class SyncLoop:
     def __init__(
         self,
         store: Store,
-        reconcilers: Sequence[Reconciler],
+        reconcilers: Sequence[FamilyRules],
         settings_of: SettingsOf,
         observer: Observer,
         timing: Timing,
@@ -166,7 +168,7 @@ class SyncLoop:
             each.sync(self._store.keys, node)
             self._publish(node)
         spent = time.monotonic() - started
-        self._stop.wait(min(spent * (1 / SHARE - 1), self._timing.min_sync_period))
+        self._stop.wait(min(spent * (1 / self._timing.share - 1), self._timing.min_sync_period))
 
     def _cleanup(self) -> None:
         for each in self._families:

@@ -19,11 +19,13 @@ from proxyd.nft.delta import NODE
 from proxyd.nft.drift import Drift
 from proxyd.nft.fixed import base_chains
 from proxyd.nft.layout import Layout
+from proxyd.nft.render import render_service
 from proxyd.nft.repair import repair
 from proxyd.sync.commits import Changes, Commits
 from proxyd.sync.full import FullWriter, Written, node_objects
 from proxyd.sync.leftovers import Leftovers
 from proxyd.sync.services import Services
+from proxyd.sync.status import Counts
 from proxyd.sync.tally import Tally
 
 log = structlog.get_logger("proxyd.sync")
@@ -64,6 +66,11 @@ class Reconciler:
     def refusals(self) -> int:
         """How many transactions were refused in the last pass."""
         return self._commits.refusals
+
+    @property
+    def counts(self) -> Counts:
+        """Rules are not counted in this mode."""
+        return Counts()
 
     @property
     def tally(self) -> Tally:
@@ -115,7 +122,7 @@ class Reconciler:
             return
         layout, holdings = self._written
         for key in self.quarantined:
-            work = {key: self._services.work_out(key, layout, self.settings)}
+            work = {key: self._services.work_out(key, self.settings, lambda made: render_service(made, layout))}
             try:
                 self._commits.change(holdings, {key: work[key].objects})
             except KernelRefusedError:
@@ -183,7 +190,7 @@ class Reconciler:
         changes: Changes = {}
         if settings != self.settings:
             changes[NODE] = node_objects(layout, settings)
-        work = {key: services.work_out(key, layout, settings) for key in self._owed}
+        work = {key: services.work_out(key, settings, lambda made: render_service(made, layout)) for key in self._owed}
         changes.update((key, each.objects) for key, each in work.items() if not each.failed)
         self._commits.change(holdings, changes)
         services.settled(work, settings)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import structlog
 
@@ -11,27 +11,25 @@ from proxyd.desired.flows import places
 from proxyd.desired.forwarding import Forwarding
 from proxyd.desired.services import Desired, Lookup
 from proxyd.model import Family, Finding, NodeSettings, Reason, ServiceKey
-from proxyd.nft.layout import Layout
-from proxyd.nft.render import ServiceObjects, render_service
 from proxyd.sync.flows import FlowTracker
 from proxyd.sync.tally import Tally
 
 log = structlog.get_logger("proxyd.sync")
 
 
-class Worked(NamedTuple):
+Objects = TypeVar("Objects")
+
+
+class Worked(NamedTuple, Generic[Objects]):
     """One Service as it was worked out: what it forwards (None: nothing here), its objects, and what to say about it.
 
-    ``failed``: it could not be worked out; what the kernel has of it stays as it is.
+    ``objects`` are those of the mode. ``failed``: it could not be worked out; what the kernel has of it stays as it is.
     """
 
     forwarding: Forwarding | None
-    objects: ServiceObjects | None
+    objects: Objects | None
     findings: tuple[Finding, ...]
     failed: bool = False
-
-
-Work = dict[ServiceKey, Worked]
 
 
 class Services:
@@ -50,17 +48,18 @@ class Services:
         refused = Reason.KERNEL_REFUSED
         return tuple(key for key, found in self.findings.items() if any(each.reason is refused for each in found))
 
-    def work_out(self, key: ServiceKey, layout: Layout, settings: NodeSettings) -> Worked:
+    def work_out(
+        self, key: ServiceKey, settings: NodeSettings, make: Callable[[Forwarding], Objects]
+    ) -> Worked[Objects]:
         """Decides about one Service and makes its objects; a fault of ours in doing so costs this Service only."""
         try:
             forwarding, findings = self.desired.forwarding(key, settings)
-            return Worked(forwarding, render_service(forwarding, layout) if forwarding else None, findings)
+            return Worked(forwarding, make(forwarding) if forwarding else None, findings)
         except Exception as error:
             log.exception("a Service could not be worked out", service=str(key), ip_family=self.family)
-            finding = Finding("Service", str(key), Reason.INTERNAL_ERROR, repr(error))
-            return Worked(None, None, (finding,), failed=True)
+            return Worked(None, None, (_fault(key, error),), failed=True)
 
-    def settled(self, work: Work, settings: NodeSettings) -> None:
+    def settled(self, work: Mapping[ServiceKey, Worked[Any]], settings: NodeSettings) -> None:
         """Remembers Services as the kernel has them now."""
         for key, each in work.items():
             if not each.failed:
@@ -75,9 +74,17 @@ class Services:
         """Remembers that the kernel does not take a Service."""
         self.findings[key] = (Finding("Service", str(key), Reason.KERNEL_REFUSED, error),)
 
+    def faulty(self, key: ServiceKey, error: Exception) -> None:
+        """Remembers that a fault of ours kept a Service from being written."""
+        self.findings[key] = (_fault(key, error),)
+
     def count_anew(self, keys: Iterable[ServiceKey]) -> None:
         """Begins to count at 0, for these Services; of others nothing is known any more."""
         self.tally = Tally()
         # Each stays until its Service has been looked at again, so that a failure does not hide it for a while.
         here = set(keys)
         self.findings = {key: each for key, each in self.findings.items() if key in here}
+
+
+def _fault(key: ServiceKey, error: Exception) -> Finding:
+    return Finding("Service", str(key), Reason.INTERNAL_ERROR, repr(error))

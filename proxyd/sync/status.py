@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Literal, Protocol
+from collections.abc import Mapping
+from typing import Literal, NamedTuple, Protocol
 
 import msgspec
 
@@ -12,6 +13,18 @@ from proxyd.model import Cause, Family, Finding, Node, NodeSettings
 
 # How foreign changes were undone.
 Repair = Literal["mended", "rewritten"]
+
+
+class Counts(NamedTuple):
+    """Of iptables mode. Rules by table: how many there are, and how many the last pass wrote.
+
+    ``partial_failures``: writing changes failed, ``locked``: calls failed since somebody held the lock, in that pass.
+    """
+
+    rules: Mapping[str, int] = {}
+    written: Mapping[str, int] = {}
+    partial_failures: int = 0
+    locked: int = 0
 
 
 class PassResult(msgspec.Struct, frozen=True):
@@ -27,6 +40,7 @@ class PassResult(msgspec.Struct, frozen=True):
     operations: int
     error: str = ""
     refusals: int = 0
+    counts: Counts = Counts()
 
 
 class FamilyStatus(msgspec.Struct, frozen=True):

@@ -74,7 +74,6 @@ nftables: {masqueradeAll: false, masqueradeBit: 31, minSyncPeriod: 4s, syncPerio
         localhost_node_ports=False,
         node_port_addresses=("all",),
         unused=(
-            "iptables.localhostNodePorts",
             "nftables.masqueradeBit",
             "nftables.syncPeriod",
             "nftables.minSyncPeriod",

@@ -41,7 +41,10 @@ def loaded(*objects: Any, **settings: Any) -> FakeRules:
     kernel.commit(Transaction(V4, chains=dispatch + fixed_chains(on, style), insert=()))
     kernel.commit(Transaction(V4, insert=JUMPS))
     changes = {key: desired.forwarding(key, on)[0] for key in sorted(store.keys())}
-    kernel.commit(holdings.plan(changes, style).transaction)
+    plan = holdings.plan(changes, style)
+    kernel.commit(plan.transaction)
+    holdings.confirm(plan)
+    assert holdings.chain_names() == {chain.name for chain in plan.transaction.chains}
     return kernel
 
 

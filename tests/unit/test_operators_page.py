@@ -17,9 +17,12 @@ OPERATE = (Path(__file__).parents[2] / "docs" / "operate.md").read_text()
 
 
 def exported() -> set[str]:
-    metrics = Metrics(FAMILIES, "1", lambda: Status("nftables"), build.store())
-    metrics.add(TrafficCollector(dict))
-    return set(re.findall(r"^# TYPE ((?:kubeproxy|proxyd)_\S+) ", metrics.render().decode(), re.MULTILINE))
+    found: set[str] = set()
+    for mode in ("nftables", "iptables"):
+        metrics = Metrics(FAMILIES, "1", lambda: Status(""), build.store(), mode=mode)
+        metrics.add(TrafficCollector(dict))
+        found.update(re.findall(r"^# TYPE ((?:kubeproxy|proxyd)_\S+) ", metrics.render().decode(), re.MULTILINE))
+    return found
 
 
 @pytest.mark.parametrize("reason", list(Reason))

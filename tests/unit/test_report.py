@@ -193,3 +193,10 @@ def test_a_family_that_is_not_served_is_not_advised_about() -> None:
 def test_a_kernel_that_does_not_track_has_no_use_to_tell() -> None:
     assert conntrack_use(Surroundings()) is None
     assert report().limits == ()
+
+
+def test_tables_of_iptables_are_our_own_in_iptables_mode() -> None:
+    chain = BaseChain("ip nat", "PREROUTING", "nat", "prerouting", -100, drops=False)
+    found = Surroundings(base_chains=(chain,), legacy={"iptables": ("nat",)}, chains={"ip nat": 5000})
+    assert len(advise(found, FAMILIES)) == 3
+    assert advise(found, FAMILIES, "iptables") == ()

@@ -24,8 +24,3 @@ def test_a_range_of_the_family_that_the_host_has_not_is_refused_on_a_host_of_one
 
 def test_what_is_merely_odd_is_not_refused() -> None:
     check_host(config("healthzBindAddress: '[::]:10256'\n"), (Family.IPV4,))
-
-
-def test_a_mode_that_is_not_there_is_refused() -> None:
-    with pytest.raises(UserError, match="mode iptables is not there yet"):
-        check_host(config("mode: iptables\n"), FAMILIES)

@@ -1,0 +1,72 @@
+"""Writes to iptables of one family, counted."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+
+from proxyd.ipt.objects import Placed, Table, Transaction
+from proxyd.ipt.saved import Contents
+from proxyd.kernel.ipt_rules import IptRules, RulesLockedError
+from proxyd.kernel.ruleset import KernelRefusedError
+from proxyd.model import Family
+
+
+class RuleCommits:
+    """Calls for one family: ``operations`` that were written, ``rules`` among them by table, ``refusals`` of calls.
+
+    ``locked`` of these were refused since somebody else held the lock.
+    """
+
+    def __init__(self, family: Family, kernel: IptRules) -> None:
+        self.family = family
+        self.batch = kernel.batch
+        self.operations = 0
+        self.refusals = 0
+        self.locked = 0
+        self.rules: Counter[Table] = Counter()
+        self._kernel = kernel
+
+    def begin(self) -> None:
+        """Counts from 0 again."""
+        self.operations = self.refusals = self.locked = 0
+        self.rules = Counter()
+
+    def contents(self) -> Contents:
+        """See ``IptRules``."""
+        return self._kernel.contents()
+
+    def jumps(self) -> frozenset[Placed]:
+        """See ``IptRules``."""
+        return self._kernel.jumps()
+
+    def write(self, *transactions: Transaction) -> None:
+        """Carries transactions out, in one call. Raises ``KernelRefusedError``."""
+        self.stream(transactions)
+
+    def stream(self, transactions: Iterable[Transaction]) -> None:
+        """As ``write``, with transactions that are made while the call runs."""
+        operations, rules = 0, Counter[Table]()
+
+        def counted() -> Iterator[Transaction]:
+            nonlocal operations
+            for each in transactions:
+                operations += each.size
+                rules.update(_rules(each))
+                yield each
+
+        try:
+            self._kernel.commit(counted())
+        except KernelRefusedError as error:
+            self.refusals += 1
+            self.locked += isinstance(error, RulesLockedError)
+            raise
+        self.operations += operations
+        self.rules.update(rules)
+
+
+def _rules(transaction: Transaction) -> Counter[Table]:
+    found = Counter(each.table for each in transaction.insert)
+    for chain in transaction.chains:
+        found[chain.table] += len(chain.rules)
+    return found

@@ -1,0 +1,263 @@
+"""The full write of iptables mode: in place, since chains keep their names, and so that traffic sees no gap."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from itertools import chain
+
+import structlog
+
+from proxyd.ipt import names
+from proxyd.ipt.delta import Holdings, Record, count
+from proxyd.ipt.fixed import CANARIES, DISPATCH, JUMPS, SHARED_JUMPS, fixed_chains, node_port_dispatch
+from proxyd.ipt.objects import Chain, ChainName, Placed, Table, Transaction
+from proxyd.ipt.ownership import is_own_chain
+from proxyd.ipt.render import ServiceRules, render_service
+from proxyd.ipt.saved import Contents, chain_print, rule_print
+from proxyd.ipt.steps import removal
+from proxyd.ipt.style import Style
+from proxyd.kernel.ipt_rules import RulesLockedError
+from proxyd.kernel.ruleset import KernelRefusedError
+from proxyd.model import Family, NodeSettings, ServiceKey
+from proxyd.sync.full import FIRST, QUARANTINED_AT_MOST, StoppedError, importance
+from proxyd.sync.ipt_commits import RuleCommits
+from proxyd.sync.services import Services, Worked
+
+log = structlog.get_logger("proxyd.sync")
+
+Work = dict[ServiceKey, Worked[None]]
+# Chains that a Service may have beside those of its endpoints.
+_BESIDE = 4
+
+
+def base(found: Contents, settings: NodeSettings, style: Style) -> Transaction:
+    """Everything that belongs to no Service, with what is missing of dispatch chains and jumps."""
+    declared = [(Table.FILTER, names.FIREWALL), *DISPATCH]
+    missing = (Chain(*each) for each in declared if ChainName(*each) not in found.chains)
+    fixed = (*CANARIES, *fixed_chains(settings, style))
+    known = {(each.table, each.name) for each in fixed}
+    chains = (*fixed, *(each for each in missing if (each.table, each.name) not in known))
+    return Transaction(settings.family, chains=chains, insert=missing_jumps(found.jumps))
+
+
+def missing_jumps(there: frozenset[Placed]) -> tuple[Placed, ...]:
+    """The jumps to be put first, in this order."""
+    return tuple(each for each in (*JUMPS, *SHARED_JUMPS) if each not in there)
+
+
+def dispatch_chains(settings: NodeSettings, style: Style) -> tuple[Chain, ...]:
+    """The chains that Services share, without any rule of a Service."""
+    last = node_port_dispatch(settings, style)
+    return tuple(Chain(*each, last if each == (Table.NAT, names.SERVICES) else ()) for each in DISPATCH)
+
+
+class RuleWriter:
+    """Writes everything about one family, with nothing known. Used by the sync thread only."""
+
+    def __init__(
+        self,
+        commits: RuleCommits,
+        services: Services,
+        stopping: Callable[[], bool],
+        progress: Callable[[Family, int, int], None],
+    ) -> None:
+        """``progress`` is told how many Services of how many are written."""
+        self.left: tuple[ChainName, ...] = ()
+        """Chains that nothing leads to any more, to be deleted in a quiet moment."""
+        self._commits = commits
+        self._services = services
+        self._stopping = stopping
+        self._progress = progress
+        self._quarantined = 0
+        self._there = _There(Contents(), commits.family)
+
+    def write(
+        self, keys: Iterable[ServiceKey], settings: NodeSettings, style_of: Callable[[int], Style]
+    ) -> tuple[Holdings, Style]:
+        """Writes all rules. ``keys`` are all Services; ``style_of`` gives the style for a number of endpoints.
+
+        Chains of Services are replaced one by one, so what leads to them leads to something whole at any time; those that
+        are right stay. What is missing of their dispatch is put before what is there; if there is more than that in the
+        end, all of it is replaced.
+        Raises ``KernelRefusedError``, with every Service served that was, and ``StoppedError``.
+        """
+        services, commits = self._services, self._commits
+        self._quarantined = 0
+        self.left = ()
+        services.desired.forget()
+        concerned = sorted(services.desired.concerned(keys), key=importance)
+        work: Work = {key: services.work_out(key, settings, lambda _: None) for key in concerned}
+        style = style_of(sum(_endpoints(each) for each in work.values()))
+        holdings = Holdings(commits.family, settings)
+        services.count_anew(concerned)
+        found = commits.contents()
+        self._there = _There(found, commits.family)
+        in_use = ChainName(Table.NAT, names.SERVICES) in found.chains
+        first = base(found, settings, style)
+        if in_use:
+            commits.write(first)
+        else:
+            empty = dispatch_chains(settings, style)
+            kept = tuple(each for each in first.chains if (each.table, each.name) not in DISPATCH)
+            commits.write(Transaction(commits.family, chains=kept + empty, insert=first.insert))
+        self._load(holdings, work, style)
+        if in_use and self._there.has_more(holdings, style):
+            self._replace_dispatch(holdings, style)
+        services.flows.all_written(concerned)
+        self._leave(found, holdings)
+        self._there = _There(Contents(), commits.family)
+        return holdings, style
+
+    def _load(self, holdings: Holdings, work: Work, style: Style) -> None:
+        done = 0
+        self._progress(self._commits.family, done, len(work))
+        for part in self._parts(work):
+            if self._stopping():
+                raise StoppedError
+            self._commit_or_split(holdings, part, style)
+            here = {key: each for key, each in part.items() if each.forwarding is None or key in holdings}
+            self._services.settled(here, holdings.settings)
+            done += len(part)
+            self._progress(self._commits.family, done, len(work))
+
+    def _parts(self, work: Work) -> Iterator[Work]:
+        """The most important Services for themselves, the others by the number of their chains."""
+        first = {key: work[key] for key in FIRST if key in work}
+        if first:
+            yield first
+        part: Work = {}
+        size = 0
+        for key, each in work.items():
+            if key in first:
+                continue
+            part[key] = each
+            size += _endpoints(each) + _BESIDE if each.forwarding else 0
+            if size >= self._commits.batch:
+                yield part
+                part, size = {}, 0
+        yield part
+
+    def _commit_or_split(self, holdings: Holdings, work: Work, style: Style) -> None:
+        """Writes; what is refused is halved until the Services at fault are alone, and these are left out."""
+        try:
+            self._commit(holdings, work, style)
+        except RulesLockedError:
+            raise
+        except KernelRefusedError as error:
+            if len(work) > 1:
+                keys = list(work)
+                for half in (keys[: len(keys) // 2], keys[len(keys) // 2 :]):
+                    self._commit_or_split(holdings, {key: work[key] for key in half}, style)
+                return
+            self._quarantined += 1
+            if self._quarantined > QUARANTINED_AT_MOST:
+                raise
+            for key in work:
+                self._services.refused(key, str(error))
+
+    def _commit(self, holdings: Holdings, work: Work, style: Style) -> None:
+        """One call, whose rules are made while it runs."""
+        records: dict[ServiceKey, Record] = {}
+        counts = Holdings(holdings.family, holdings.settings).counts
+
+        def transactions() -> Iterator[Transaction]:
+            for key, each in work.items():
+                if each.forwarding is None:
+                    continue
+                try:
+                    rules = render_service(each.forwarding, holdings.settings, style)
+                except Exception as error:
+                    log.exception("rules of a Service could not be made", service=str(key), ip_family=holdings.family)
+                    self._services.faulty(key, error)
+                    continue
+                records[key] = Record(each.forwarding, style)
+                counts.update(count(rules))
+                if (missing := self._there.missing(rules)).size:
+                    yield missing
+
+        made = transactions()
+        if (first := next(made, None)) is not None:
+            self._commits.stream(chain((first,), made))
+        holdings.take(records, counts)
+
+    def _replace_dispatch(self, holdings: Holdings, style: Style) -> None:
+        """Replaces what was there, in one call: before it both lead to the new chains, after it only what is known."""
+
+        def transactions() -> Iterator[Transaction]:
+            yield Transaction(holdings.family, chains=dispatch_chains(holdings.settings, style))
+            for placed in holdings.dispatch():
+                yield Transaction(holdings.family, insert=(placed,))
+
+        self._commits.stream(transactions())
+
+    def _leave(self, found: Contents, holdings: Holdings) -> None:
+        if not any(is_of_service(each) for each in found.chains):
+            return
+        current = holdings.chain_names()
+        self.left = tuple(sorted(each for each in found.chains if is_of_service(each) and each.name not in current))
+
+    def delete_left(self, used: frozenset[str] | set[str]) -> None:
+        """Deletes what is left over, but chains that are in use again (by name).
+
+        Raises ``KernelRefusedError``; what is there is then owed as before.
+        """
+        self.left = tuple(each for each in self.left if each.name not in used)
+        try:
+            for step in removal(self._commits.family, self.left, self._commits.batch):
+                self._commits.write(step)
+        except KernelRefusedError:
+            # Some of it may be gone already, and then all would be refused for ever.
+            there = self._commits.contents().chains
+            self.left = tuple(each for each in self.left if each in there)
+            raise
+        self.left = ()
+
+
+class _There:
+    """What was found before a full write, to be compared with what is wanted."""
+
+    def __init__(self, found: Contents, family: Family) -> None:
+        self._chains = found.chains
+        self._family = family
+        self._dispatch = {chain: frozenset(rules) for chain, rules in found.dispatch.items()}
+        self._found = found
+
+    def missing(self, rules: ServiceRules) -> Transaction:
+        """What has to be written of a Service."""
+        return Transaction(
+            self._family,
+            chains=tuple(each for each in rules.chains if not self._has_chain(each)),
+            insert=tuple(each for each in rules.dispatch if not self._has_rule(each)),
+        )
+
+    def has_more(self, holdings: Holdings, style: Style) -> bool:
+        """Whether chains that Services share had rules that do not belong there, or their last rules elsewhere."""
+        allowed: dict[ChainName, list[int]] = {}
+        for each in dispatch_chains(holdings.settings, style):
+            last = [rule_print(rule, self._family) for rule in each.rules]
+            name = ChainName(each.table, each.name)
+            if last and list(self._found.dispatch.get(name, ())[-len(last) :]) != last:
+                return True
+            allowed[name] = last
+        for placed in holdings.dispatch():
+            allowed[ChainName(placed.table, placed.chain)].append(rule_print(placed.rule, self._family))
+        return any(Counter(rules) - Counter(allowed[name]) for name, rules in self._found.dispatch.items())
+
+    def _has_chain(self, wanted: Chain) -> bool:
+        found = self._chains.get(ChainName(wanted.table, wanted.name))
+        return found is not None and found == chain_print(wanted, self._family)
+
+    def _has_rule(self, placed: Placed) -> bool:
+        found = self._dispatch.get(ChainName(placed.table, placed.chain))
+        return found is not None and rule_print(placed.rule, self._family) in found
+
+
+def is_of_service(chain: ChainName) -> bool:
+    """Whether a chain belongs to a port of a Service."""
+    return chain.name.startswith(names.PREFIXES) and is_own_chain(chain.table, chain.name)
+
+
+def _endpoints(work: Worked[None]) -> int:
+    ports = work.forwarding.ports if work.forwarding else ()
+    return sum(len(set(port.cluster + port.local)) if port.local else len(port.cluster) for port in ports)

@@ -1,0 +1,259 @@
+"""iptables mode on the real tools, both backends and families: they take, print and tell what is relied on."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from queue import Empty, Queue
+from typing import Any, TypeVar
+
+import pytest
+
+from proxyd.ipt import names
+from proxyd.ipt.names import CANARY
+from proxyd.ipt.objects import Chain, Placed, Rule, Table, Transaction
+from proxyd.kernel.ipt_backend import choose_backend
+from proxyd.kernel.ipt_notices import OwnAuthor
+from proxyd.kernel.ipt_rules import ToolRules
+from proxyd.kernel.ipt_watch import LegacyWatch
+from proxyd.kernel.iptables import Backend, IptablesTools
+from proxyd.kernel.ruleset import KernelRefusedError
+from proxyd.model import Family
+from proxyd.nft.drift import Drift
+from proxyd.sync.ipt_reconcile import IptReconciler
+from tests import build
+from tests.ipt_world import IptWorld
+from tests.netns import leave, why_not
+from tests.world import Object
+
+T = TypeVar("T")
+pytestmark = pytest.mark.kernel
+V4, V6 = Family.IPV4, Family.IPV6
+WAIT = 30.0
+ADDRESSES = {
+    V4: (
+        "10.96.0.1",
+        "10.96.0.2",
+        "198.51.100.1",
+        "203.0.113.5",
+        "203.0.113.0/24",
+        ("10.244.1.1", "10.244.1.2", "10.244.2.3"),
+    ),
+    V6: (
+        "2001:db8:96::1",
+        "2001:db8:96::2",
+        "2001:db8:51::1",
+        "2001:db8:203::5",
+        "2001:db8:203::/64",
+        ("fd00:10:244:1::1", "fd00:10:244:1::2", "fd00:10:244:2::3"),
+    ),
+}
+
+
+def everything(family: Family, endpoints: int = 3, **fields: Any) -> list[Object]:
+    """Services that need every kind of rule."""
+    first, second, external, ingress, sources, all_endpoints = ADDRESSES[family]
+    rich = build.service(
+        "rich",
+        ip=first,
+        ports=(build.port(node_port=30080), build.port("dns", "udp", 53), build.port("sctp", "sctp", 132)),
+        external_ips=(external,),
+        ingress_ips=(ingress,),
+        source_ranges=(sources,),
+        affinity_seconds=600,
+        external_local=True,
+        health_check_node_port=32000,
+        **fields,
+    )
+    where = [
+        build.endpoint(each, node=build.NODE if n else "node2") for n, each in enumerate(all_endpoints[:endpoints])
+    ]
+    return [
+        rich,
+        build.endpoint_slice("rich", *where, family=family),
+        build.service("none", ip=second),
+    ]
+
+
+class Node:
+    """A namespace with a reconciler, whose calls are made in it."""
+
+    def __init__(self, backend: Backend, family: Family) -> None:
+        self._thread = ThreadPoolExecutor(1, "namespace", leave)
+        self.backend, self.family = backend, family
+        self.drifts: Queue[Drift] = Queue()
+        self.world = IptWorld(*everything(family), family=family)
+        self.settings = self.world.settings
+        self.call(self._build)
+
+    def _build(self) -> None:
+        own, legacy = OwnAuthor(), LegacyWatch([self.family])
+        is_nft = self.backend is Backend.NFT
+        self.tools = IptablesTools(self.family, self.backend, author=own if is_nft else legacy.author(self.family))
+        self.rules = ToolRules(self.tools)
+        self.restart()
+        if is_nft:
+            self.watch: Any = own.watch(self.drifts.put)
+        else:
+            places = {self.family: (self.tools, lambda: self.reconciler.expected)}
+            self.watch = legacy.watch(places, self.drifts.put)
+
+    def restart(self) -> None:
+        store = self.world.store
+        self.reconciler = IptReconciler(self.family, self.rules, store.service, self.world.style)
+
+    def call(self, what: Callable[..., T], *arguments: Any) -> T:
+        return self._thread.submit(what, *arguments).result()
+
+    def sync(self) -> None:
+        """A pass, here and in memory."""
+        changes = self.world.store.take().services
+        self.call(self.reconciler.sync, changes, self.world.store.keys, self.settings)
+        self.world.reconciler.sync(changes, self.world.store.keys, self.settings)
+        for each in (self.reconciler, self.world.reconciler):
+            if each.cleanup_owed:
+                self.call(each.cleanup)
+
+    def is_as_in_memory(self) -> bool:
+        return self.call(self.rules.contents) == self.world.kernel.contents()
+
+    def foreign(self, *words: str) -> None:
+        """Somebody runs iptables."""
+        tool = f"{'iptables' if self.family is V4 else 'ip6tables'}-{self.backend}"
+        self.call(lambda: subprocess.run([tool, *words], check=True, capture_output=True))
+
+    def drift(self) -> Drift:
+        return self.drifts.get(timeout=WAIT)
+
+    def close(self) -> None:
+        self._thread.shutdown()
+
+
+@pytest.fixture(params=[f"{backend}-{family}" for backend in Backend for family in Family])
+def node(request: pytest.FixtureRequest) -> Iterator[Node]:
+    if reason := why_not():
+        pytest.skip(reason)
+    backend, family = request.param.split("-")
+    made = Node(Backend(backend), Family(family))
+    yield made
+    made.close()
+
+
+def test_what_is_written_is_read_as_in_memory(node: Node) -> None:
+    node.sync()
+    assert node.is_as_in_memory()
+    assert not node.reconciler.refusals
+
+
+def test_every_change_is_taken_and_found_again(node: Node) -> None:
+    node.sync()
+    for endpoints, fields in ((1, {}), (0, {}), (2, {"internal_local": True}), (3, {})):
+        node.world.put(*everything(node.family, endpoints, **fields))
+        node.sync()
+        assert not node.reconciler.refusals
+        assert not node.reconciler.rewritten
+        assert node.is_as_in_memory(), endpoints
+    node.world.remove(everything(node.family)[0])
+    node.sync()
+    assert not node.reconciler.refusals
+    assert node.is_as_in_memory()
+
+
+def test_a_restart_finds_that_nothing_is_to_be_written_for_services(node: Node) -> None:
+    node.sync()
+    everything_written = node.reconciler.operations
+    node.restart()
+    node.sync()
+    assert node.reconciler.operations < everything_written / 4
+    assert not node.reconciler.counts.written["nat"] > 10
+    assert node.is_as_in_memory()
+
+
+def test_all_of_a_refused_table_is_as_it_was(node: Node) -> None:
+    node.sync()
+    bad = Transaction(
+        node.family,
+        chains=(Chain(Table.NAT, f"{names.SERVICE}{'A' * 16}"),),
+        insert=(Placed(Table.NAT, names.SERVICES, Rule("KUBE-NOBODY")),),
+    )
+    with pytest.raises(KernelRefusedError):
+        node.call(node.rules.commit, (bad,))
+    assert node.is_as_in_memory()
+
+
+def test_an_input_that_breaks_off_changes_nothing(node: Node) -> None:
+    node.sync()
+
+    def breaks_off() -> Iterator[Transaction]:
+        yield Transaction(node.family, chains=(Chain(Table.NAT, f"{names.SERVICE}{'A' * 16}"),))
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        node.call(node.rules.commit, breaks_off())
+    assert node.is_as_in_memory()
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [
+        ("-t", "nat", "-F", names.SERVICES),
+        ("-t", "filter", "-F", names.FORWARD),
+        ("-t", "nat", "-D", "POSTROUTING", "1"),
+        ("-t", "nat", "-F"),
+        ("-F",),
+        ("-t", "nat", "-I", names.SERVICES, "-j", "ACCEPT"),
+    ],
+    ids=" ".join,
+)
+def test_what_others_do_is_noticed_and_undone(node: Node, edit: tuple[str, ...]) -> None:
+    node.call(node.watch.start)
+    node.sync()
+    node.foreign(*edit)
+    assert not node.is_as_in_memory()
+    node.reconciler.mend(node.drift())
+    node.sync()
+    assert node.is_as_in_memory()
+    node.watch.stop()
+
+
+def test_neither_own_calls_nor_others_rules_are_drift(node: Node) -> None:
+    node.call(node.watch.start)
+    node.sync()
+    node.world.put(*everything(node.family, 1))
+    node.sync()
+    node.foreign("-t", "nat", "-N", "CNI-HOSTPORT-DNAT")
+    node.foreign("-t", "nat", "-I", "PREROUTING", "-j", "CNI-HOSTPORT-DNAT")
+    node.foreign("-t", "nat", "-D", "PREROUTING", "-j", "CNI-HOSTPORT-DNAT")
+    node.foreign("-t", "nat", "-F", names.POSTROUTING)
+    told = node.drift()
+    assert told.chains == {f"nat {names.POSTROUTING}"}
+    assert not told.everything
+    with pytest.raises(Empty):
+        node.drifts.get_nowait()
+    node.watch.stop()
+
+
+@pytest.mark.parametrize("backend", Backend)
+@pytest.mark.parametrize("chain", ["KUBE-IPTABLES-HINT", "KUBE-KUBELET-CANARY", CANARY])
+def test_the_backend_is_that_of_the_hint(backend: Backend, chain: str) -> None:
+    made = Node(backend, V4)
+    try:
+        made.foreign("-t", "mangle", "-N", chain)
+        for plain in (*Backend, None):
+            assert made.call(choose_backend, [V4, V6], plain).backend is backend
+    finally:
+        made.close()
+
+
+@pytest.mark.parametrize("backend", Backend)
+def test_without_a_hint_the_backend_is_where_more_rules_are_and_else_the_hosts_own(backend: Backend) -> None:
+    made = Node(backend, V4)
+    (other,) = set(Backend) - {backend}
+    try:
+        assert made.call(choose_backend, [V4, V6], backend).backend is backend
+        assert made.call(choose_backend, [V4, V6], None).backend is Backend.NFT
+        made.foreign("-A", "INPUT", "-j", "ACCEPT")
+        assert made.call(choose_backend, [V4, V6], other).backend is backend
+    finally:
+        made.close()

@@ -1,0 +1,436 @@
+"""One family's passes in iptables mode: what is served after each call, what a pass costs, what becomes of refusals."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import count
+from typing import Any
+
+import pytest
+
+from proxyd.ipt import names
+from proxyd.ipt.fixed import JUMPS, SHARED_JUMPS
+from proxyd.ipt.objects import Chain, Placed, Rule, Table, Transaction
+from proxyd.model import Family
+from proxyd.nft.drift import Drift
+from proxyd.sync.full import StoppedError
+from proxyd.sync.ipt_reconcile import LARGE
+from tests import build
+from tests.fakes.ipt_kernel import FakeKernel
+from tests.ipt_world import IptWorld, normal
+from tests.sync.test_reconcile import cluster
+from tests.world import Object, even
+
+V4, V6 = Family.IPV4, Family.IPV6
+NAT, FILTER = Table.NAT, Table.FILTER
+
+
+def served(world: IptWorld, number: int, endpoints: int = 2) -> bool:
+    """Whether the Service with this number of ``cluster`` leads evenly to all of its endpoints."""
+    return world.reaches(f"10.96.0.{number}") == even(*(f"10.244.{number}.{i + 1}" for i in range(endpoints)))
+
+
+def after_each_call(world: IptWorld, note: Callable[[], object]) -> list[Any]:
+    """Collects what ``note`` gives after each call from now on."""
+    noted: list[Any] = []
+    world.kernel.watchers.append(lambda: noted.append(note()))
+    return noted
+
+
+def touches(number: int) -> Callable[[Transaction], bool]:
+    """Tells calls that write a rule to an endpoint of the Service with this number of ``cluster``."""
+    start = f"10.244.{number}."
+    return lambda t: any(rule.to.startswith(start) for chain in t.chains for rule in chain.rules)
+
+
+def service_chains(kernel: FakeKernel) -> set[str]:
+    return {name for name in kernel.rules.tables[NAT] if name.startswith(names.PREFIXES)}
+
+
+def drift(*chains: str, everything: bool = False) -> Drift:
+    return Drift(V4, "test", chains=frozenset(chains), everything=everything)
+
+
+# The first start
+
+
+def test_a_first_start_serves_every_service_evenly() -> None:
+    world = IptWorld(*cluster("a", "b", "c", endpoints=3))
+    world.sync()
+    assert all(served(world, number, 3) for number in (1, 2, 3))
+    assert world.reconciler.tally.total.endpoints == 9
+    assert not world.reconciler.full_owed
+    assert not world.reconciler.cleanup_owed
+    assert all(names.CANARY in world.kernel.rules.tables[table] for table in Table)
+
+
+def test_the_other_family_serves_too() -> None:
+    world = IptWorld(
+        build.service(ip="2001:db8:96::1"),
+        build.endpoint_slice("web", "fd00:10:244:1::1", "fd00:10:244:1::2", family=V6),
+        family=V6,
+    )
+    world.sync()
+    assert world.reaches("2001:db8:96::1") == even("fd00:10:244:1::1", "fd00:10:244:1::2")
+
+
+def test_built_in_chains_lead_to_ours_in_the_order_of_kube_proxy() -> None:
+    world = IptWorld()
+    world.sync()
+    for table, chain in {(each.table, each.chain) for each in JUMPS}:
+        wanted = [each.rule for each in (*JUMPS, *SHARED_JUMPS) if (each.table, each.chain) == (table, chain)]
+        assert world.kernel.rules.rules(table, chain) == wanted[::-1]
+
+
+def test_services_come_call_by_call_with_the_api_server_and_dns_first() -> None:
+    world = IptWorld(
+        *cluster("a", "b"),
+        build.service("kubernetes", ip="10.96.0.3"),
+        build.endpoint_slice("kubernetes", "10.244.3.1", "10.244.3.2"),
+        build.service("kube-dns", namespace="kube-system", ip="10.96.0.4"),
+        build.endpoint_slice("kube-dns", "10.244.4.1", "10.244.4.2", namespace="kube-system"),
+        kernel=FakeKernel(batch=1),
+    )
+    steps = after_each_call(world, lambda: [n for n in (1, 2, 3, 4) if served(world, n)])
+    world.sync()
+    assert steps == [[], [3, 4], [1, 3, 4], [1, 2, 3, 4]]
+
+
+# A restart, and kube-proxy's rules
+
+
+def test_a_restart_is_without_a_gap_and_leaves_only_what_is_wanted() -> None:
+    world = IptWorld(*cluster("a", "b", "c"), kernel=FakeKernel(batch=1))
+    world.sync()
+    world.put(*cluster("a", "b", "c", "d", endpoints=4))
+    world.remove(build.service("c"))
+    world.restart()
+    steps = after_each_call(world, lambda: [world.reaches(f"10.96.0.{n}") for n in (1, 2)])
+    world.settle()
+    for step in steps:
+        for number, found in enumerate(step, 1):
+            both = [even(*(f"10.244.{number}.{i + 1}" for i in range(n))) for n in (2, 4)]
+            assert found in both
+    assert served(world, 4, 4)
+    assert world.reaches("10.96.0.3") == even("10.96.0.3")
+    fresh = IptWorld(*world.store.services.objects.values(), *world.store.slices.objects.values())
+    fresh.settle()
+    assert normal(world.kernel) == normal(fresh.kernel)
+
+
+def test_a_restart_without_changes_ends_in_equal_rules_and_jumps_that_are_there_once() -> None:
+    world = IptWorld(*cluster("a", "b", external_ips=("198.51.100.1",)))
+    world.sync()
+    before = normal(world.kernel)
+    world.restart()
+    done = len(world.kernel.commits)
+    world.settle()
+    assert normal(world.kernel) == before
+    (call,) = world.kernel.commits[done:]
+    assert not call.insert
+    assert not {chain.name for chain in call.chains} & (service_chains(world.kernel) | {names.SERVICES})
+
+
+def test_only_chains_that_are_wrong_are_written_again() -> None:
+    world = IptWorld(*cluster("a", "b", affinity_seconds=60))
+    world.sync()
+    before = normal(world.kernel)
+    wrong = sorted(service_chains(world.kernel))[0]
+    world.kernel.flush(NAT, wrong)
+    world.restart()
+    done = len(world.kernel.commits)
+    world.settle()
+    assert normal(world.kernel) == before
+    written = {chain.name for call in world.kernel.commits[done:] for chain in call.chains}
+    assert written & service_chains(world.kernel) == {wrong}
+
+
+def test_rules_that_nobody_knows_leave_the_chains_that_services_share() -> None:
+    world = IptWorld(*cluster("a", "b"))
+    world.sync()
+    before = normal(world.kernel)
+    stale = Rule("ACCEPT", "stale", protocol="tcp", destination="10.96.0.1/32", port=80)
+    world.kernel.commit([Transaction(V4, insert=(Placed(NAT, names.SERVICES, stale),))])
+    world.restart()
+    world.settle()
+    assert normal(world.kernel) == before
+
+
+def test_node_ports_come_last_again_where_somebody_appended_a_rule() -> None:
+    world = IptWorld(*cluster("a", ports=(build.port(node_port=30080),)))
+    world.sync()
+    before = world.kernel.rules.rules(NAT, names.SERVICES)
+    world.kernel.rules.tables[NAT][names.SERVICES] = before[::-1]
+    world.restart()
+    world.settle()
+    assert world.kernel.rules.rules(NAT, names.SERVICES) == before
+
+
+def test_what_stands_in_the_way_of_others_rules_is_not_touched() -> None:
+    kernel = FakeKernel()
+    theirs = Chain(NAT, "CNI-HOSTPORT-DNAT", (Rule("RETURN"),))
+    kernel.commit([Transaction(V4, chains=(theirs,), insert=(Placed(NAT, "PREROUTING", Rule(theirs.name)),))])
+    world = IptWorld(*cluster("a"), kernel=kernel)
+    world.settle()
+    world.restart()
+    world.settle()
+    assert kernel.rules.rules(NAT, theirs.name) == list(theirs.rules)
+    assert Rule(theirs.name) in kernel.rules.rules(NAT, "PREROUTING")
+
+
+def test_a_stop_halfway_leaves_what_was_served_and_a_restart_ends_right() -> None:
+    world = IptWorld(*cluster("a", "b", "c"), kernel=FakeKernel(batch=1))
+    counted = count(1)
+
+    def stop_after_two() -> None:
+        world.stopped = next(counted) >= 2
+
+    world.kernel.watchers.append(stop_after_two)
+    with pytest.raises(StoppedError):
+        world.sync()
+    assert [served(world, n) for n in (1, 2, 3)] == [True, False, False]
+    world.kernel.watchers.clear()
+    world.stopped = False
+    world.restart()
+    steps = after_each_call(world, lambda: served(world, 1))
+    world.settle()
+    assert all(steps)
+    fresh = IptWorld(*cluster("a", "b", "c"))
+    fresh.settle()
+    assert normal(world.kernel) == normal(fresh.kernel)
+
+
+# What changes
+
+
+CHANGES: dict[str, Callable[[], Object]] = {
+    "more endpoints": lambda: build.endpoint_slice("a", "10.244.1.1", "10.244.1.2", "10.244.1.3"),
+    "fewer endpoints": lambda: build.endpoint_slice("a", "10.244.1.2"),
+    "no endpoints": lambda: build.endpoint_slice("a"),
+    "an external address": lambda: build.service("a", external_ips=("198.51.100.1",)),
+    "affinity": lambda: build.service("a", affinity_seconds=60),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+def test_a_change_is_one_call_that_does_not_grow_with_the_cluster(change: Callable[[], Object]) -> None:
+    sizes = set()
+    for services in (1, 50):
+        world = IptWorld(*cluster(*(["a"] + [f"b{i}" for i in range(services)])), kernel=FakeKernel(batch=1000))
+        world.sync()
+        listed, done = world.kernel.listings, len(world.kernel.commits)
+        world.put(change())
+        world.sync()
+        assert world.kernel.listings == listed
+        (call,) = world.kernel.commits[done:]
+        assert world.reconciler.operations == call.size
+        assert not {chain.name for chain in call.chains} & {names.SERVICES, names.NODE_PORTS}
+        sizes.add(call.size)
+    assert len(sizes) == 1
+
+
+def test_nothing_is_written_where_nothing_changed() -> None:
+    world = IptWorld(*cluster("a"))
+    world.sync()
+    done = len(world.kernel.commits)
+    world.sync({build.key("a"), build.key("unknown")})
+    assert len(world.kernel.commits) == done
+
+
+def test_many_changes_are_written_in_calls_that_each_forward_right() -> None:
+    letters = "abcdef"
+    world = IptWorld(*cluster(*letters), kernel=FakeKernel(batch=4))
+    world.sync()
+    world.put(*cluster(*letters, endpoints=3))
+    steps = after_each_call(world, lambda: [served(world, n, 2) or served(world, n, 3) for n in range(1, 7)])
+    world.sync()
+    assert len(steps) > 3
+    assert all(map(all, steps))
+    assert all(served(world, n, 3) for n in range(1, 7))
+
+
+def test_a_deleted_service_leaves_nothing_behind() -> None:
+    rich: dict[str, Any] = {
+        "external_ips": ("198.51.100.1",),
+        "ports": (build.port(node_port=30080),),
+        "affinity_seconds": 60,
+    }
+    world = IptWorld(*cluster("a"))
+    world.settle()
+    before = normal(world.kernel)
+    both = cluster("a", "b", **rich)
+    world.put(*both[2:])
+    world.settle()
+    assert normal(world.kernel) != before
+    world.remove(both[2])
+    world.settle()
+    assert normal(world.kernel) == before
+
+
+def test_other_node_settings_are_in_every_rule() -> None:
+    world = IptWorld(*cluster("a"))
+    world.sync()
+    world.settings = build.settings(V4, masquerade_all=True)
+    world.settle()
+    fresh = IptWorld(*cluster("a"), masquerade_all=True)
+    fresh.settle()
+    assert normal(world.kernel) == normal(fresh.kernel)
+
+
+@pytest.mark.parametrize(("endpoints", "commented"), [(LARGE, True), (LARGE + 1, False)])
+def test_rules_of_endpoints_have_comments_in_small_clusters_only(endpoints: int, *, commented: bool) -> None:
+    world = IptWorld(
+        build.service(), build.endpoint_slice("web", *(f"10.1.{i >> 8}.{i & 255}" for i in range(endpoints)))
+    )
+    world.sync()
+    comments = {
+        bool(rule.comment)
+        for name, rules in world.kernel.rules.tables[NAT].items()
+        if name.startswith(names.ENDPOINT)
+        for rule in rules
+    }
+    assert comments == {commented}
+
+
+# Refusals
+
+
+def test_a_refused_call_is_followed_by_a_full_write_that_serves_all() -> None:
+    world = IptWorld(*cluster("a", "b"))
+    world.sync()
+    world.kernel.refuse_next()
+    world.put(*cluster("a", "b", "c", endpoints=3))
+    steps = after_each_call(world, lambda: [world.reaches(f"10.96.0.{n}") != even(f"10.96.0.{n}") for n in (1, 2)])
+    world.sync()
+    assert all(map(all, steps))
+    assert all(served(world, n, 3) for n in (1, 2, 3))
+    assert world.reconciler.rewritten
+    assert not world.quarantined()
+
+
+@pytest.mark.parametrize("culprit", range(1, 8))
+@pytest.mark.parametrize("batch", [1, 1000])
+def test_only_the_culprit_is_quarantined_until_it_is_taken(culprit: int, batch: int) -> None:
+    world = IptWorld(*cluster(*"abcdefg"), kernel=FakeKernel(batch=batch))
+    world.kernel.refuse_if(touches(culprit))
+    world.sync()
+    assert world.quarantined() == {build.key("abcdefg"[culprit - 1])}
+    assert [n for n in range(1, 8) if not served(world, n)] == [culprit]
+    world.kernel.recover()
+    world.reconciler.retry_quarantined()
+    assert served(world, culprit)
+    assert not world.quarantined()
+
+
+def test_a_culprit_among_running_services_costs_the_others_nothing() -> None:
+    world = IptWorld(*cluster("a", "b", "c"))
+    world.sync()
+    world.kernel.refuse_if(touches(2))
+    world.put(*cluster("a", "b", "c", endpoints=3))
+    steps = after_each_call(world, lambda: [served(world, n, 2) or served(world, n, 3) for n in (1, 3)])
+    world.sync()
+    assert all(map(all, steps))
+    assert world.quarantined() == {build.key("b")}
+    assert served(world, 1, 3)
+    assert served(world, 3, 3)
+
+
+@pytest.mark.parametrize("calls", [0, 1, 2])
+def test_a_lock_that_somebody_holds_is_nobodys_fault(calls: int) -> None:
+    world = IptWorld(*cluster(*"abcdefg"), kernel=FakeKernel(batch=1))
+    world.kernel.lock_after(calls)
+    assert not world.try_sync()
+    assert world.reconciler.counts.locked == 1
+    assert not world.quarantined()
+    world.kernel.recover()
+    world.sync()
+    assert all(served(world, n) for n in range(1, 8))
+
+
+def test_a_fault_of_ours_costs_one_service_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    from proxyd.ipt.render import render_service as render  # noqa: PLC0415
+
+    def faulty(forwarding: Any, *rest: Any) -> Any:
+        if forwarding.key.name == "b":
+            raise ZeroDivisionError
+        return render(forwarding, *rest)
+
+    monkeypatch.setattr("proxyd.sync.ipt_full.render_service", faulty)
+    world = IptWorld(*cluster("a", "b", "c"))
+    world.sync()
+    assert served(world, 1)
+    assert served(world, 3)
+    assert [each.reason.value for each in world.reconciler.findings[build.key("b")]] == ["internal-error"]
+
+
+@pytest.mark.parametrize("batch", [1, 1000])
+def test_a_chain_that_is_in_use_again_is_not_left_over(batch: int) -> None:
+    world = IptWorld(*cluster("a", endpoints=3), kernel=FakeKernel(batch=batch))
+    world.sync()
+    world.put(*cluster("a", endpoints=1))
+    world.restart()
+    world.sync()
+    assert world.reconciler.cleanup_owed
+    world.put(*cluster("a", endpoints=2))
+    world.sync()
+    steps = after_each_call(world, lambda: served(world, 1, 2))
+    world.reconciler.cleanup()
+    assert all(steps)
+    assert served(world, 1, 2)
+    assert len(service_chains(world.kernel)) == 3
+
+
+# What others do
+
+
+@pytest.mark.parametrize(
+    ("table", "chain"),
+    [
+        (NAT, names.SERVICES),
+        (NAT, names.NODE_PORTS),
+        (NAT, names.POSTROUTING),
+        (NAT, names.MARK_MASQ),
+        (FILTER, names.SERVICES),
+        (FILTER, names.FORWARD),
+        (NAT, "PREROUTING"),
+        (FILTER, "FORWARD"),
+        (NAT, "KUBE-SVC-"),
+        (NAT, "KUBE-SEP-"),
+        (NAT, "KUBE-EXT-"),
+    ],
+)
+def test_a_chain_that_somebody_emptied_is_mended(table: Table, chain: str) -> None:
+    world = IptWorld(*cluster("a", "b", ports=(build.port(node_port=30080),)), build.service("none", ip="10.96.0.9"))
+    world.settle()
+    before = normal(world.kernel)
+    (name,) = [each for each in sorted(world.kernel.rules.tables[table]) if each.startswith(chain)][:1]
+    world.kernel.flush(table, name)
+    assert normal(world.kernel) != before
+    world.reconciler.mend(drift(f"{table} {name}"))
+    world.sync()
+    assert normal(world.kernel) == before
+    assert not world.reconciler.rewritten
+
+
+def test_a_flushed_table_comes_back_with_everything() -> None:
+    world = IptWorld(*cluster("a", "b"))
+    world.settle()
+    before = normal(world.kernel)
+    world.kernel.flush(NAT)
+    world.reconciler.mend(drift(everything=True))
+    world.settle()
+    assert normal(world.kernel) == before
+    assert world.reconciler.rewritten
+
+
+def test_rules_are_counted_by_table() -> None:
+    world = IptWorld(*cluster("a", "b", ports=(build.port(node_port=30080),)), build.service("none", ip="10.96.0.9"))
+    world.sync()
+    world.put(build.endpoint_slice("a", "10.244.1.1"))
+    world.sync()
+    counts = world.reconciler.counts
+    for table in (NAT, FILTER):
+        own = {name: rules for name, rules in world.kernel.rules.tables[table].items() if name.startswith("KUBE-")}
+        assert counts.rules[table] == sum(map(len, own.values()))
+    call = world.kernel.commits[-1]
+    assert counts.written[NAT] == sum(len(chain.rules) for chain in call.chains) + len(call.insert)
