@@ -24,7 +24,7 @@ from proxyd.kernel.conntrack import Conntrack
 from proxyd.kernel.counters import NetlinkCounters
 from proxyd.kernel.host_settings import apply_settings
 from proxyd.kernel.lock import lock_namespace
-from proxyd.kernel.surroundings import read_surroundings
+from proxyd.kernel.surroundings import Surroundings, read_surroundings
 from proxyd.kube import events
 from proxyd.kube.store import Store
 from proxyd.model import Family, Finding, Reason, ServiceKey
@@ -256,8 +256,11 @@ class Daemon:
     def _report(self, now: Moment) -> Report:
         watches, waiting = self._watch_states(), self._waiting_since()
         return build_report(
-            self._identity, self._status(), watches, read_surroundings(), now, self._config.sync_period, waiting
+            self._identity, self._status(), watches, self._surroundings(), now, self._config.sync_period, waiting
         )
+
+    def _surroundings(self) -> Surroundings:
+        return read_surroundings(node_ports=self._store.node_ports())
 
     def _is_ended(self) -> bool:
         return self._ending.asked
@@ -271,7 +274,7 @@ class Daemon:
     def _look_around(self) -> None:
         """Says what may interfere with Service traffic on this node, once the rules are there: it may take a while."""
         try:
-            for line in advise(read_surroundings(), self._families, self._config.mode):
+            for line in advise(self._surroundings(), self._families, self._config.mode):
                 log.warning("found on this node", what=line)
         except Exception:  # this thread has to be there when the end is asked for
             log.exception("fault in looking around on this node")

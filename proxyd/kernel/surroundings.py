@@ -6,11 +6,13 @@ import struct
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 import msgspec
 
 from proxyd.kernel import nfnetlink
 from proxyd.kernel.netlink import Attributes, attributes, text
+from proxyd.model import ServiceKey
 from proxyd.nft.layout import TABLE
 
 _FAMILIES = {1: "inet", 2: "ip", 3: "arp", 5: "netdev", 7: "bridge", 10: "ip6"}
@@ -28,6 +30,10 @@ _SYSCTLS = (
     "net/netfilter/nf_conntrack_count",
     "net/netfilter/nf_conntrack_tcp_be_liberal",
 )
+# Sockets, and the state of those that wait for anybody: TCP_LISTEN, and TCP_CLOSE for UDP (include/net/tcp_states.h).
+_SOCKETS = (("tcp", "net/tcp", "0A"), ("tcp", "net/tcp6", "0A"), ("udp", "net/udp", "07"), ("udp", "net/udp6", "07"))
+# 127.0.0.1 and ::1 as these files have them.
+_LOOPBACK = {"0100007F", "0000000000000000FFFF00000100007F", "00000000000000000000000001000000"}
 # Tables that iptables has with its legacy backend, one a line; readable for root only.
 _LEGACY = {"iptables": "net/ip_tables_names", "ip6tables": "net/ip6_tables_names"}
 
@@ -50,7 +56,8 @@ class Surroundings(msgspec.Struct, frozen=True):
     """What was found. Tables are named with their family ("inet firewalld"), sysctls by their path under /proc/sys.
 
     ``chains`` and ``sets`` count those of each foreign table; a sysctl that is not there is missing. ``legacy`` has the
-    tables that the legacy backend of iptables and ip6tables has loaded. ``unknown`` says what could not be read.
+    tables that the legacy backend of iptables and ip6tables has loaded. ``taken`` are node ports (protocol, number) that
+    a process listens on, with the Service whose they are. ``unknown`` says what could not be read.
     """
 
     tables: tuple[str, ...] = ()
@@ -59,6 +66,7 @@ class Surroundings(msgspec.Struct, frozen=True):
     base_chains: tuple[BaseChain, ...] = ()
     sysctls: Mapping[str, str] = {}
     legacy: Mapping[str, tuple[str, ...]] = {}
+    taken: Mapping[tuple[str, int], ServiceKey] = {}
     unknown: tuple[str, ...] = ()
 
     def number(self, path: str) -> int | None:
@@ -67,8 +75,14 @@ class Surroundings(msgspec.Struct, frozen=True):
         return int(value) if value.isascii() and value.isdigit() else None
 
 
-def read_surroundings(proc: Path = Path("/proc")) -> Surroundings:
-    """Looks around in this network namespace; never raises, what cannot be read is said in ``unknown``."""
+def read_surroundings(
+    proc: Path = Path("/proc"), node_ports: Mapping[tuple[str, int], ServiceKey] = MappingProxyType({})
+) -> Surroundings:
+    """Looks around in this network namespace; never raises, what cannot be read is said in ``unknown``.
+
+    ``node_ports`` says whose each is, by protocol and number.
+    """
+    taken = {port: node_ports[port] for port in sorted(_listened_on(proc) & node_ports.keys())}
     sysctls = {path: value for path in _SYSCTLS if (value := _read(proc / "sys" / path)) is not None}
     legacy = {tool: tuple(names.split()) for tool, path in _LEGACY.items() if (names := _read(proc / path))}
     try:
@@ -76,7 +90,9 @@ def read_surroundings(proc: Path = Path("/proc")) -> Surroundings:
         chains = _foreign(nfnetlink.GET_CHAIN, name=3)
         sets = _foreign(nfnetlink.GET_SET, name=2)
     except OSError as error:
-        return Surroundings(sysctls=sysctls, legacy=legacy, unknown=(f"nftables of others: {error.strerror}",))
+        return Surroundings(
+            sysctls=sysctls, legacy=legacy, taken=taken, unknown=(f"nftables of others: {error.strerror}",)
+        )
     return Surroundings(
         tables=tuple(sorted(table for table, _, _, _ in tables)),
         chains=Counter(table for table, _, _, _ in chains),
@@ -84,7 +100,20 @@ def read_surroundings(proc: Path = Path("/proc")) -> Surroundings:
         base_chains=tuple(base for each in chains if (base := _base_chain(*each)) is not None),
         sysctls=sysctls,
         legacy=legacy,
+        taken=taken,
     )
+
+
+def _listened_on(proc: Path) -> set[tuple[str, int]]:
+    """Protocol and port of all sockets that wait on an address other than loopback."""
+    found = set()
+    for protocol, path, state in _SOCKETS:
+        for line in (_read(proc / path) or "").splitlines()[1:]:
+            _, local, _, now, *_ = line.split()
+            address, _, port = local.partition(":")
+            if now == state and address not in _LOOPBACK:
+                found.add((protocol, int(port, 16)))
+    return found
 
 
 def _foreign(message: int, name: int) -> list[tuple[str, str, int, Attributes]]:

@@ -142,6 +142,12 @@ class Store:
         with self.lock:
             return [ServiceKey(*key) for key in self.services.objects]
 
+    def node_ports(self) -> dict[tuple[str, int], ServiceKey]:
+        """Whose each node port is, by protocol and number; of two that claim one, either. Goes through all Services."""
+        with self.lock:
+            services = list(self.services.objects.values())
+        return {(port.protocol, port.node_port): each.key for each in services for port in each.ports if port.node_port}
+
     def wait(self, timeout: float | None) -> bool:
         """Waits for a change, a ``wake`` or ``timeout`` seconds; gives whether there is a change that may be written."""
         with self.lock:

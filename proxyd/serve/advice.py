@@ -34,6 +34,7 @@ def advise(found: Surroundings, families: tuple[Family, ...], mode: str = "nftab
         *_reverse_paths(found),
         *_bridges(found, families),
         *_tracking(found),
+        *_taken(found),
         *(_slow_writes(found) if foreign else ()),
         *(f"could not be looked at: {what}" for what in found.unknown),
     )
@@ -97,6 +98,11 @@ def _tracking(found: Surroundings) -> Iterator[str]:
     if use and use[0] > NEAR * use[1]:
         share = 100 * use[0] // use[1]
         yield f"the connection table is {share} % full ({use[0]} of {use[1]}): when it is full, new connections are lost"
+
+
+def _taken(found: Surroundings) -> Iterator[str]:
+    for (protocol, port), service in found.taken.items():
+        yield f"a process listens on {protocol} port {port}, a node port of {service}: whoever asks for it gets the Service"
 
 
 def _slow_writes(found: Surroundings) -> Iterator[str]:

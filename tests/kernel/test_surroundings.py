@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import os
+import socket
 import threading
+from contextlib import ExitStack
 from pathlib import Path
 
 from proxyd.kernel.surroundings import Surroundings, read_surroundings
-from proxyd.model import Family
+from proxyd.model import Family, ServiceKey
 from proxyd.nft.layout import TABLE_COMMENT
 from proxyd.nft.objects import Transaction
 from tests.netns import RealRuleset
 
+LOOPBACK = "127.0.0.1"
 THEIRS = """
 table inet theirs {
   set s { type ipv4_addr; }
@@ -60,6 +63,31 @@ def test_tables_chains_sets_and_hooks_of_others_are_found(real: RealRuleset) -> 
 def test_thousands_of_foreign_chains_are_counted(real: RealRuleset) -> None:
     chains = "".join(f"add chain ip theirs c{n}\n" for n in range(3000))
     assert dict(surroundings(f"add table ip theirs\n{chains}").chains) == {"ip theirs": 3000}
+
+
+def test_node_ports_that_a_process_listens_on_are_found(real: RealRuleset) -> None:
+    found: list[Surroundings] = []
+    kinds = (
+        ("tcp", socket.AF_INET, "", 30080),
+        ("udp", socket.AF_INET6, "::", 30081),
+        ("tcp", socket.AF_INET, LOOPBACK, 30082),
+    )
+    whose = {(protocol, port): ServiceKey("shop", str(port)) for protocol, _, _, port in kinds}
+    whose[("udp", 30080)] = ServiceKey("shop", "free")
+
+    def look(_: RealRuleset) -> None:
+        with ExitStack() as stack:
+            for protocol, family, address, port in kinds:
+                kind = socket.SOCK_STREAM if protocol == "tcp" else socket.SOCK_DGRAM
+                sock = stack.enter_context(socket.socket(family, kind))
+                sock.bind((address, port))
+                if protocol == "tcp":
+                    sock.listen()
+            found.append(read_surroundings(Path(f"/proc/{os.getpid()}/task/{threading.get_native_id()}"), whose))
+
+    RealRuleset(look)
+    # Not where only loopback is listened on: node ports are not taken there.
+    assert found[0].taken == {("tcp", 30080): ServiceKey("shop", "30080"), ("udp", 30081): ServiceKey("shop", "30081")}
 
 
 def test_settings_that_are_not_there_are_left_out(tmp_path: Path) -> None:

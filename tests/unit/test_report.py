@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from proxyd.kernel.surroundings import BaseChain, Surroundings
-from proxyd.model import FAMILIES, Family, Finding, LocalDetector, Node, NodeSettings, Reason
+from proxyd.model import FAMILIES, Family, Finding, LocalDetector, Node, NodeSettings, Reason, ServiceKey
 from proxyd.serve.advice import MANY_FOREIGN, advise, conntrack_use
 from proxyd.serve.health import Moment
 from proxyd.serve.report import Detected, Identity, Report, build_report
@@ -159,6 +159,7 @@ def chain(table: str = "ip other", hook: str = "forward", kind: str = "filter", 
             "80 % full (80 of 100)",
         ),
         (Surroundings(chains={"ip a": MANY_FOREIGN}), f"{MANY_FOREIGN} chains"),
+        (Surroundings(taken={("tcp", 30080): ServiceKey("shop", "web")}), "tcp port 30080, a node port of shop/web"),
         (Surroundings(unknown=("nftables of others: no",)), "could not be looked at: nftables of others: no"),
     ],
 )

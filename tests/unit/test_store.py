@@ -9,6 +9,7 @@ import pytest
 from proxyd.kube.decode import Decoded
 from proxyd.kube.store import TIMES_KEPT, Changes, Received, Store
 from proxyd.model import Cause, Endpoint, EndpointSlice, Family, Finding, Node, Reason, Service, ServiceKey
+from tests import build
 
 WEB, API = ServiceKey("shop", "web"), ServiceKey("shop", "api")
 
@@ -250,3 +251,9 @@ def test_what_came_before_the_lists_were_complete_is_no_older_than_their_complet
     assert store.pending() == (1, 10.0)
     store.slices.replace([])
     assert store.pending() == (1, 70.0)
+
+
+def test_node_ports_are_told_with_whose_they_are() -> None:
+    ports = (build.port(80, node_port=30080), build.port(53, "dns", "udp", node_port=30080), build.port(81, "none"))
+    store = build.store(build.service("web", ports=ports), build.service("plain"))
+    assert store.node_ports() == {("tcp", 30080): build.key("web"), ("udp", 30080): build.key("web")}
