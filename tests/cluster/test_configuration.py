@@ -79,15 +79,6 @@ def test_nonsense_is_told_and_the_old_configuration_serves_on(
         assert len(proxyd.events("the new configuration is not used")) == 2, "told once"
 
 
-def test_a_configuration_that_could_not_be_started_with_is_not_used_either(
-    node: Topology, folder: Path, log: Path, config: Path
-) -> None:
-    with Proxyd(node, folder, log, flags=flags(config)) as proxyd:
-        write(config.parent, config.name, f"{HEAD}mode: iptables\n")
-        assert "iptables" in proxyd.wait_event("the new configuration is not used")["problem"]
-        assert answers(node) == {"pod1", "pod3"}
-
-
 def test_a_configuration_of_another_family_than_the_nodes_is_told_and_serves(
     node: Topology, folder: Path, log: Path, config: Path
 ) -> None:
