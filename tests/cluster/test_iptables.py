@@ -17,22 +17,7 @@ from tests import build
 from tests.cluster.conftest import Rules
 from tests.cluster.manifests import METRICS_PORT, Connecting, answers, manifest, metric
 from tests.cluster.namespaces import inside
-from tests.cluster.test_balancing import (  # noqa: F401  (the same claims, on the fixture of this module)
-    test_a_client_keeps_its_endpoint_when_everything_is_written_anew,
-)
-from tests.cluster.test_moves import (  # noqa: F401
-    test_an_address_and_a_node_port_pass_to_another_service_without_a_connection_lost,
-    test_node_ports_change_places_without_a_connection_lost,
-)
-from tests.cluster.test_policies import (  # noqa: F401
-    test_terminating_endpoints_serve_where_no_ready_one_may,
-)
-from tests.cluster.test_traffic import (  # noqa: F401
-    test_a_connection_goes_on_while_everything_is_written_anew,
-    test_a_pod_reaches_itself,
-    test_only_sources_in_the_ranges_reach_the_load_balancers_address,
-    test_ranges_of_one_family_leave_the_other_open,
-)
+from tests.cluster.test_traffic import test_a_pod_reaches_itself  # noqa: F401  (the same claim, on this module's fixture)
 from tests.netns import forget_flows
 from tests.program import FLAGS, Proxyd, until, write
 from tests.topology import Topology
