@@ -107,6 +107,8 @@ def rules(world: Topology) -> Iterator[Rules]:
 def node(world: Topology) -> Iterator[Topology]:
     """The cluster, with a node that has no rules before and after, and knows of no connections."""
     world.node.run("nft", "flush", "ruleset")
+    # Node ports on 127.0.0.1 in iptables mode need it, and nobody sets it back.
+    world.node.run("sysctl", "-qw", "net.ipv4.conf.all.route_localnet=0")
     inside(world.node, forget_flows)
     yield world
     world.node.run("nft", "flush", "ruleset")
