@@ -22,6 +22,7 @@ _ROUTED = (1, 2, 10)
 _SYSCTLS = (
     "net/ipv4/ip_forward",
     "net/ipv6/conf/all/forwarding",
+    "net/ipv4/conf/all/route_localnet",
     "net/ipv4/conf/all/rp_filter",
     "net/ipv4/conf/default/rp_filter",
     "net/bridge/bridge-nf-call-iptables",

@@ -31,6 +31,7 @@ def advise(found: Surroundings, families: tuple[Family, ...], mode: str = "nftab
         *_firewalls(found, families),
         *(_translators(found, families) if foreign else ()),
         *(_legacy(found) if foreign else ()),
+        *(_localhost(found) if foreign else ()),
         *_reverse_paths(found),
         *_bridges(found, families),
         *_tracking(found),
@@ -76,6 +77,14 @@ def _translators(found: Surroundings, families: tuple[Family, ...]) -> Iterator[
 def _legacy(found: Surroundings) -> Iterator[str]:
     for tool, tables in found.legacy.items():
         yield f"{tool}-legacy has the tables {', '.join(tables)}: what is in there works too; see {tool}-legacy-save"
+
+
+def _localhost(found: Surroundings) -> Iterator[str]:
+    if found.sysctls.get("net/ipv4/conf/all/route_localnet") == "1":
+        yield (
+            "route_localnet is on, so that neighbours can reach what listens on 127.0.0.1 here: iptables mode leaves it "
+            "behind, nftables mode has no use for it: sysctl net.ipv4.conf.all.route_localnet=0"
+        )
 
 
 def _reverse_paths(found: Surroundings) -> Iterator[str]:

@@ -153,6 +153,10 @@ def chain(table: str = "ip other", hook: str = "forward", kind: str = "filter", 
         (Surroundings(base_chains=(chain(hook="prerouting", kind="nat", priority=-100),)), "first translation"),
         (Surroundings(legacy={"iptables": ("nat", "filter")}), "iptables-legacy has the tables nat, filter"),
         (Surroundings(sysctls={"net/ipv4/conf/default/rp_filter": "1"}), "rp_filter is strict"),
+        (
+            Surroundings(sysctls={"net/ipv4/conf/all/route_localnet": "1"}),
+            "neighbours can reach what listens on 127.0.0.1",
+        ),
         (Surroundings(sysctls={"net/bridge/bridge-nf-call-iptables": "0"}), "bridge-nf-call-iptables is 0"),
         (
             Surroundings(sysctls={"net/netfilter/nf_conntrack_count": "80", "net/netfilter/nf_conntrack_max": "100"}),
