@@ -93,19 +93,16 @@ def test_a_kernel_without_a_feature_is_named_and_the_old_rules_stay(
     assert set(connecting.counts) == {"pod1", "pod3"}
 
 
-def test_changes_go_on_where_nothing_can_be_listed_and_repairs_are_made_once_it_can(
+def test_changes_and_repairs_go_on_where_the_library_can_list_nothing(
     node: Topology, folder: Path, log: Path, library: Library
 ) -> None:
     with Proxyd(node, folder, log) as proxyd:
-        library.fails("list chains ip", "Error: cannot parse what somebody else wrote\n")
+        library.fails("list ", "Error: cannot parse what somebody else wrote\n")
         write(folder, "web.yaml", manifest(pods=("pod4",)))
         assert node.hosts["client1"].call("ask_until", ip=VIP, port=80, answer="pod4")
-        assert not proxyd.events(FAILED)
         node.node.run("nft", "delete", "table", "ip", "proxyd")
-        assert "cannot parse" in proxyd.wait_event(FAILED, ip_family="IPv4")["error"]
-        library.is_well()
         until(lambda: answers(node) == {"pod4"}, "it is repaired")
-        assert not proxyd.events(FAILED, ip_family="IPv6")
+        assert not proxyd.events(FAILED)
 
 
 @pytest.mark.parametrize(
