@@ -12,44 +12,17 @@ from proxyd.ipt import names
 from proxyd.ipt.fixed import JUMPS, SHARED_JUMPS
 from proxyd.ipt.objects import Chain, Placed, Rule, Table, Transaction
 from proxyd.model import Family
-from proxyd.nft.drift import Drift
 from proxyd.sync.full import StoppedError
 from proxyd.sync.ipt_reconcile import LARGE
 from tests import build
 from tests.fakes.ipt_kernel import FakeKernel
 from tests.ipt_world import IptWorld, normal
+from tests.sync.ipt_passes import after_each_call, served, service_chains
 from tests.sync.test_reconcile import cluster
 from tests.world import Object, even
 
 V4, V6 = Family.IPV4, Family.IPV6
 NAT, FILTER = Table.NAT, Table.FILTER
-
-
-def served(world: IptWorld, number: int, endpoints: int = 2) -> bool:
-    """Whether the Service with this number of ``cluster`` leads evenly to all of its endpoints."""
-    return world.reaches(f"10.96.0.{number}") == even(*(f"10.244.{number}.{i + 1}" for i in range(endpoints)))
-
-
-def after_each_call(world: IptWorld, note: Callable[[], object]) -> list[Any]:
-    """Collects what ``note`` gives after each call from now on."""
-    noted: list[Any] = []
-    world.kernel.watchers.append(lambda: noted.append(note()))
-    return noted
-
-
-def touches(number: int) -> Callable[[Transaction], bool]:
-    """Tells calls that write a rule to an endpoint of the Service with this number of ``cluster``."""
-    start = f"10.244.{number}."
-    return lambda t: any(rule.to.startswith(start) for chain in t.chains for rule in chain.rules)
-
-
-def service_chains(kernel: FakeKernel) -> set[str]:
-    return {name for name in kernel.rules.tables[NAT] if name.startswith(names.PREFIXES)}
-
-
-def drift(*chains: str, everything: bool = False) -> Drift:
-    return Drift(V4, "test", chains=frozenset(chains), everything=everything)
-
 
 # The first start
 
@@ -290,147 +263,3 @@ def test_rules_of_endpoints_have_comments_in_small_clusters_only(endpoints: int,
         for rule in rules
     }
     assert comments == {commented}
-
-
-# Refusals
-
-
-def test_a_refused_call_is_followed_by_a_full_write_that_serves_all() -> None:
-    world = IptWorld(*cluster("a", "b"))
-    world.sync()
-    world.kernel.refuse_next()
-    world.put(*cluster("a", "b", "c", endpoints=3))
-    steps = after_each_call(world, lambda: [world.reaches(f"10.96.0.{n}") != even(f"10.96.0.{n}") for n in (1, 2)])
-    world.sync()
-    assert all(map(all, steps))
-    assert all(served(world, n, 3) for n in (1, 2, 3))
-    assert world.reconciler.rewritten
-    assert not world.quarantined()
-
-
-@pytest.mark.parametrize("culprit", range(1, 8))
-@pytest.mark.parametrize("batch", [1, 1000])
-def test_only_the_culprit_is_quarantined_until_it_is_taken(culprit: int, batch: int) -> None:
-    world = IptWorld(*cluster(*"abcdefg"), kernel=FakeKernel(batch=batch))
-    world.kernel.refuse_if(touches(culprit))
-    world.sync()
-    assert world.quarantined() == {build.key("abcdefg"[culprit - 1])}
-    assert [n for n in range(1, 8) if not served(world, n)] == [culprit]
-    world.kernel.recover()
-    world.reconciler.retry_quarantined()
-    assert served(world, culprit)
-    assert not world.quarantined()
-
-
-def test_a_culprit_among_running_services_costs_the_others_nothing() -> None:
-    world = IptWorld(*cluster("a", "b", "c"))
-    world.sync()
-    world.kernel.refuse_if(touches(2))
-    world.put(*cluster("a", "b", "c", endpoints=3))
-    steps = after_each_call(world, lambda: [served(world, n, 2) or served(world, n, 3) for n in (1, 3)])
-    world.sync()
-    assert all(map(all, steps))
-    assert world.quarantined() == {build.key("b")}
-    assert served(world, 1, 3)
-    assert served(world, 3, 3)
-
-
-@pytest.mark.parametrize("calls", [0, 1, 2])
-def test_a_lock_that_somebody_holds_is_nobodys_fault(calls: int) -> None:
-    world = IptWorld(*cluster(*"abcdefg"), kernel=FakeKernel(batch=1))
-    world.kernel.lock_after(calls)
-    assert not world.try_sync()
-    assert world.reconciler.counts.locked == 1
-    assert not world.quarantined()
-    world.kernel.recover()
-    world.sync()
-    assert all(served(world, n) for n in range(1, 8))
-
-
-def test_a_fault_of_ours_costs_one_service_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    from proxyd.ipt.render import render_service as render  # noqa: PLC0415
-
-    def faulty(forwarding: Any, *rest: Any) -> Any:
-        if forwarding.key.name == "b":
-            raise ZeroDivisionError
-        return render(forwarding, *rest)
-
-    monkeypatch.setattr("proxyd.sync.ipt_full.render_service", faulty)
-    world = IptWorld(*cluster("a", "b", "c"))
-    world.sync()
-    assert served(world, 1)
-    assert served(world, 3)
-    assert [each.reason.value for each in world.reconciler.findings[build.key("b")]] == ["internal-error"]
-
-
-@pytest.mark.parametrize("batch", [1, 1000])
-def test_a_chain_that_is_in_use_again_is_not_left_over(batch: int) -> None:
-    world = IptWorld(*cluster("a", endpoints=3), kernel=FakeKernel(batch=batch))
-    world.sync()
-    world.put(*cluster("a", endpoints=1))
-    world.restart()
-    world.sync()
-    assert world.reconciler.cleanup_owed
-    world.put(*cluster("a", endpoints=2))
-    world.sync()
-    steps = after_each_call(world, lambda: served(world, 1, 2))
-    world.reconciler.cleanup()
-    assert all(steps)
-    assert served(world, 1, 2)
-    assert len(service_chains(world.kernel)) == 3
-
-
-# What others do
-
-
-@pytest.mark.parametrize(
-    ("table", "chain"),
-    [
-        (NAT, names.SERVICES),
-        (NAT, names.NODE_PORTS),
-        (NAT, names.POSTROUTING),
-        (NAT, names.MARK_MASQ),
-        (FILTER, names.SERVICES),
-        (FILTER, names.FORWARD),
-        (NAT, "PREROUTING"),
-        (FILTER, "FORWARD"),
-        (NAT, "KUBE-SVC-"),
-        (NAT, "KUBE-SEP-"),
-        (NAT, "KUBE-EXT-"),
-    ],
-)
-def test_a_chain_that_somebody_emptied_is_mended(table: Table, chain: str) -> None:
-    world = IptWorld(*cluster("a", "b", ports=(build.port(node_port=30080),)), build.service("none", ip="10.96.0.9"))
-    world.settle()
-    before = normal(world.kernel)
-    (name,) = [each for each in sorted(world.kernel.rules.tables[table]) if each.startswith(chain)][:1]
-    world.kernel.flush(table, name)
-    assert normal(world.kernel) != before
-    world.reconciler.mend(drift(f"{table} {name}"))
-    world.sync()
-    assert normal(world.kernel) == before
-    assert not world.reconciler.rewritten
-
-
-def test_a_flushed_table_comes_back_with_everything() -> None:
-    world = IptWorld(*cluster("a", "b"))
-    world.settle()
-    before = normal(world.kernel)
-    world.kernel.flush(NAT)
-    world.reconciler.mend(drift(everything=True))
-    world.settle()
-    assert normal(world.kernel) == before
-    assert world.reconciler.rewritten
-
-
-def test_rules_are_counted_by_table() -> None:
-    world = IptWorld(*cluster("a", "b", ports=(build.port(node_port=30080),)), build.service("none", ip="10.96.0.9"))
-    world.sync()
-    world.put(build.endpoint_slice("a", "10.244.1.1"))
-    world.sync()
-    counts = world.reconciler.counts
-    for table in (NAT, FILTER):
-        own = {name: rules for name, rules in world.kernel.rules.tables[table].items() if name.startswith("KUBE-")}
-        assert counts.rules[table] == sum(map(len, own.values()))
-    call = world.kernel.commits[-1]
-    assert counts.written[NAT] == sum(len(chain.rules) for chain in call.chains) + len(call.insert)
