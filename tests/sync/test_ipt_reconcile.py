@@ -17,8 +17,8 @@ from proxyd.sync.ipt_reconcile import LARGE
 from tests import build
 from tests.fakes.ipt_kernel import FakeKernel
 from tests.ipt_world import IptWorld, normal
+from tests.sync.clusters import cluster
 from tests.sync.ipt_passes import after_each_call, served, service_chains
-from tests.sync.test_reconcile import cluster
 from tests.world import Object, even
 
 V4, V6 = Family.IPV4, Family.IPV6

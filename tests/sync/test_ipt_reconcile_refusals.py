@@ -12,8 +12,8 @@ from proxyd.model import Family
 from tests import build
 from tests.fakes.ipt_kernel import FakeKernel
 from tests.ipt_world import IptWorld, normal
+from tests.sync.clusters import cluster
 from tests.sync.ipt_passes import after_each_call, drift, served, service_chains, touches
-from tests.sync.test_reconcile import cluster
 from tests.world import even
 
 V4, V6 = Family.IPV4, Family.IPV6

@@ -9,7 +9,7 @@ from proxyd.ipt.audit import audit
 from proxyd.ipt.objects import Placed, Rule, Table, Transaction
 from proxyd.model import Family
 from tests.ipt_world import IptWorld
-from tests.sync.test_reconcile import cluster
+from tests.sync.clusters import cluster
 
 NAT, FILTER = Table.NAT, Table.FILTER
 
