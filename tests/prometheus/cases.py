@@ -142,7 +142,9 @@ CASES = (
         quiet=(
             # One cause is rare and slow, the other frequent and fast.
             histogram(CHANGE, f'{V4},cause="drift"', {"4.096": "0x40", "8.192": "0+1x40", "+Inf": "0+1x40"})
-            | histogram(CHANGE, f'{V4},cause="endpoints"', {"4.096": "0+200x40", "8.192": "0+200x40", "+Inf": "0+200x40"}),
+            | histogram(
+                CHANGE, f'{V4},cause="endpoints"', {"4.096": "0+200x40", "8.192": "0+200x40", "+Inf": "0+200x40"}
+            ),
         ),
         labels=OF_FAMILY,
     ),

@@ -70,7 +70,9 @@ def test_queries_of_the_dashboard_follow_its_variables() -> None:
     content = dashboard()
     variables = {each["name"]: each for each in content["templating"]["list"]}
     assert {name: each["type"] for name, each in variables.items()} == {"datasource": "datasource", "node": "query"}
-    assert all('instance=~"$node"' in each for query in queries() for each in re.findall(r"\{(.*?)\}", query.expression))
+    assert all(
+        'instance=~"$node"' in each for query in queries() for each in re.findall(r"\{(.*?)\}", query.expression)
+    )
     source = {"type": "prometheus", "uid": "${datasource}"}
     panels = [panel for panel in content["panels"] if panel["type"] != "row"]
     used = [variables["node"], *panels, *(target for panel in panels for target in panel["targets"])]

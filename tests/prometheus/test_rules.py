@@ -13,6 +13,7 @@ import yaml
 
 from tests.prometheus.cases import CASES, Case, Series
 from tests.prometheus.programs import ALERTS, CONFIGURATION, RECORDING, ROOT, groups, rules
+from tests.prometheus.server import configuration
 
 ALERTING = rules(ALERTS)
 BY_NAME = {rule["alert"]: rule for rule in ALERTING}
@@ -49,6 +50,19 @@ def test_every_alert_fires_when_it_should_and_not_when_it_should_not(found: Path
 def test_no_alert_is_without_a_case() -> None:
     assert len(BY_NAME) == len(ALERTING)
     assert {case.alert for case in CASES} == BY_NAME.keys()
+
+
+def test_the_pieces_of_configuration_in_the_document_are_taken_too(found: Path, tmp_path: Path) -> None:
+    blocks = re.findall(r"```yaml\n(.*?)```", (ROOT / "docs" / "prometheus.md").read_text(), re.DOTALL)
+    pieces = [yaml.safe_load(block) for block in blocks]
+    (listed,) = [piece["static_configs"] for piece in pieces if "static_configs" in piece]
+    (kept,) = [piece for piece in pieces if isinstance(piece, list)]
+    content = configuration({})
+    (job,) = content["scrape_configs"]
+    job |= {"static_configs": listed, "relabel_configs": [*kept, *job["relabel_configs"]]}
+    file = tmp_path / "prometheus.yaml"
+    file.write_text(yaml.safe_dump(content))
+    promtool(found, "check", "config", str(file))
 
 
 def _tests(case: Case) -> Iterator[dict[str, Any]]:
