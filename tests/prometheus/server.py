@@ -30,9 +30,9 @@ class Sample(NamedTuple):
 
 
 def configuration(nodes: Mapping[str, str]) -> dict[str, Any]:
-    """The shipped one for Nodes by name, with their addresses; discovery alone is replaced: Debian's has none for Kubernetes.
+    """The shipped one for Nodes by name, with their addresses, and a list in the place of discovery.
 
-    The targets are as it would give them, so that they have to be relabelled.
+    Debian's Prometheus has none for Kubernetes. The targets are as it would give them, so that they have to be relabelled.
     """
     content: dict[str, Any] = yaml.safe_load(CONFIGURATION.read_text())
     content["global"] = dict.fromkeys(content["global"], INTERVAL)

@@ -15,7 +15,7 @@ from tests.cluster import manifests
 from tests.cluster.manifests import VIP, answers, manifest
 from tests.netns import why_not
 from tests.program import FLAGS, Proxyd, until, write
-from tests.prometheus.expressions import Query, filled_in, queries
+from tests.prometheus.expressions import OF_AN_API_SERVER, Query, filled_in, queries
 from tests.prometheus.programs import ALERTS, RECORDING, rules
 from tests.prometheus.server import Prometheus
 from tests.topology import NODE, OTHER, V4, Host, Topology
@@ -32,8 +32,6 @@ CHANGES = (("pod2",), ("pod4",), ("pod2",), ("pod1", "pod3"))
 TRIGGER = "endpoints.kubernetes.io/last-change-trigger-time"
 # Longer than two readings of counters.
 PATIENCE = 60.0
-# Manifests have no watches and no requests; tests/cluster_api has a test of these.
-OF_AN_API_SERVER = {"Watch age", "Watches open", "Watch errors and lists", "Requests", "Request duration", "Clock"}
 
 
 class Other:
@@ -144,6 +142,7 @@ def test_connections_of_a_service_are_told(scene: Scene) -> None:
 
 
 def test_every_query_of_the_dashboard_is_answered_with_data(scene: Scene) -> None:
+    # Manifests have no watches and no requests: tests/cluster_api asks for those.
     wanted = [query for query in queries() if query.panel not in OF_AN_API_SERVER]
 
     def empty() -> list[Query]:
