@@ -100,9 +100,9 @@ CASES = (
     ),
     Case(
         "ProxydChangesOverdue",
-        {f"{RECENT}{{{V4}}}": "0 0 30+60x20"},
-        at=4,
-        before=3,
+        {f"{RECENT}{{{V4}}}": "0 0 61x20"},
+        at=3,
+        before=2,
         quiet=({f"{RECENT}{{{V4}}}": "0 59 59 59 90 0 90 0 90 0x40"},),  # a long full sync now and then
         labels=OF_FAMILY,
     ),
@@ -124,11 +124,11 @@ CASES = (
     ),
     Case(
         "ProxydSyncSlow",
-        histogram(PARTIAL, V4, {"1.024": "0x40", "2.048": "0+10x40", "+Inf": "0+10x40"}),
-        at=17,
+        histogram(PARTIAL, V4, {"1.024": "0+988x40", "2.048": "0+1000x40", "+Inf": "0+1000x40"}),
+        at=16,
         before=15,
         quiet=(
-            histogram(PARTIAL, V4, {"0.512": "0+10x40", "1.024": "0+10x40", "+Inf": "0+10x40"}),
+            histogram(PARTIAL, V4, {"0.512": "0+980x40", "1.024": "0+1000x40", "+Inf": "0+1000x40"}),
             # Long ago, and nothing since.
             histogram(PARTIAL, V4, {"1.024": "0x40", "2.048": "10x40", "+Inf": "10x40"}),
         ),
@@ -136,8 +136,8 @@ CASES = (
     ),
     Case(
         "ProxydChangesSlow",
-        histogram(CHANGE, f'{V4},cause="service"', {"4.096": "0x40", "8.192": "0+1x40", "+Inf": "0+1x40"}),
-        at=17,
+        histogram(CHANGE, f'{V4},cause="service"', {"4.096": "0+986x40", "8.192": "0+1000x40", "+Inf": "0+1000x40"}),
+        at=16,
         before=15,
         quiet=(
             # One cause is rare and slow, the other frequent and fast.
@@ -151,7 +151,7 @@ CASES = (
     Case(
         "ProxydProgrammingSlow",
         {**programming(NODE1, "0+100x40", "0+100x40"), **programming(NODE2, "0+97x40", "0+100x40")},
-        at=12,
+        at=11,
         before=10,
         quiet=(
             # As the SLI has it: a node may be slow if all others are fast.
@@ -163,7 +163,7 @@ CASES = (
     Case(
         "ProxydProgrammingObjectiveMissed",
         programming(NODE1, f"0+10x{DAY} {10 * DAY}x120", f"0+10x{DAY + 120}"),
-        at=DAY + 60,
+        at=DAY + 50,
         before=DAY + 40,
         # Slow for some minutes in a day.
         quiet=(programming(NODE1, f"0+10x{DAY} {10 * DAY}x4 {10 * DAY}+10x120", f"0+10x{DAY + 120}"),),
@@ -174,7 +174,7 @@ CASES = (
     Case(
         "ProxydSyncFails",
         {f"{NFT_FAILURES}{{{V4}}}": "0+1x20"},
-        at=6,
+        at=4,
         before=3,
         quiet=({f"{NFT_FAILURES}{{{V4}}}": "0x5 1x10 2x40"},),  # refused, and mended
         labels=OF_FAMILY,
@@ -182,7 +182,7 @@ CASES = (
     Case(
         "ProxydSyncFails",
         {f"{IPT_FAILURES}{{{V4}}}": "0+1x20"},
-        at=6,
+        at=4,
         before=3,
         quiet=({f"{IPT_FAILURES}{{{V4}}}": "0x5 1x10 2x40"},),
         labels=OF_FAMILY,
@@ -223,7 +223,7 @@ CASES = (
     Case(
         "ProxydDriftRepeated",
         _drift("0+1x40", "0+1x40"),
-        at=10,
+        at=8,
         before=7,
         quiet=(_drift("0x5 2x40", "0x5 2x40"),),
         labels=OF_FAMILY,
