@@ -64,7 +64,7 @@ class Prometheus:
             self._process = place.start(words, stdout=log, stderr=log)
         try:
             until(self._answers, "Prometheus answers", every=0.05)
-            until(lambda: self.value("count(up == 1)") == len(nodes), f"scraped: {self.query('up')}", every=0.1)
+            until(lambda: self.value("count(up == 1)") == len(nodes), f"{len(nodes)} scraped", every=0.1)
         except BaseException:
             self.close()
             raise

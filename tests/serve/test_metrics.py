@@ -313,6 +313,7 @@ def test_the_age_of_the_oldest_change_is_that_of_a_family_or_of_what_nobody_has_
     assert setting.samples()[v6] == 0, "nothing can be written before both kinds are listed"
     setting.store.slices.replace(())
     setting.store.services.replace((Decoded(key, "", Service(key)),))
+    assert (setting.samples()[v4] >= 100, 0 < setting.samples()[v6] < 100) == (True, True)
     setting.status = Status("nftables", (FamilyStatus(Family.IPV4), FamilyStatus(Family.IPV6)))
     assert (setting.samples()[v4] > 0, setting.samples()[v6] > 0) == (True, True)
     setting.store.take()
