@@ -1,10 +1,11 @@
 # make setup | demo | test | lint | bench : each installs what it needs first (Debian, root).
+# make prometheus : fetches the Prometheus of the tests (Debian's package, unpacked, not installed); part of make test.
 # make controlplane : builds etcd and the API server of the tests (with Go, once, some minutes); part of make test.
 SHELL := /bin/bash
 PY := .venv/bin/python
 PURE := proxyd/model.py,proxyd/addresses.py,proxyd/desired/*,proxyd/nft/*,proxyd/ipt/*,proxyd/kube/decode.py
 
-.PHONY: setup demo controlplane test coverage lint bench clean
+.PHONY: setup demo controlplane prometheus test coverage lint bench clean
 setup: .venv/.ready
 
 .venv/.ready: pyproject.toml tools/setup.sh
@@ -23,8 +24,11 @@ lint: setup
 controlplane:
 	@tools/controlplane.sh
 
+prometheus:
+	@tools/prometheus.sh
+
 # Everything, on the in-memory kernel and on the real one (namespaces of its own); ends with pytest's summary.
-test: setup controlplane
+test: setup controlplane prometheus
 	.venv/bin/coverage erase
 	.venv/bin/coverage run -m pytest $(PYTEST_ARGS)
 

@@ -24,7 +24,7 @@ from proxyd.kernel.conntrack import Conntrack
 from proxyd.kernel.counters import NetlinkCounters
 from proxyd.kernel.host_settings import apply_settings
 from proxyd.kernel.lock import lock_namespace
-from proxyd.kernel.surroundings import Surroundings, read_surroundings
+from proxyd.kernel.surroundings import Surroundings, read_surroundings, read_tracking
 from proxyd.kube import events
 from proxyd.kube.store import Store
 from proxyd.model import Family, Finding, Reason, ServiceKey
@@ -37,6 +37,7 @@ from proxyd.serve.localhost import MAX_CONNECTIONS, LocalhostRelay
 from proxyd.serve.metrics import Metrics
 from proxyd.serve.report import SOCKET, Report, build_report
 from proxyd.serve.service_health import ServiceHealth
+from proxyd.serve.tracking import TrackingCollector
 from proxyd.serve.traffic import TrafficCollector
 from proxyd.startup import announce, check_host, identity, mismatches, policy_of
 from proxyd.sync.cleaner import FlowCleaner
@@ -105,6 +106,7 @@ class Daemon:
         self._flows = flows = FlowCleaner(Conntrack(), metrics.flows)
         self._meter = Meter(NetlinkCounters(), self._families, ALL if config.all_service_metrics else TOP)
         metrics.add(TrafficCollector(lambda: self._meter.traffic))
+        metrics.add(TrackingCollector(read_tracking))
         parts = Parts(store.service, self._is_ended, progress.note, flows.give)
         mode = build_mode(config, policy, self._families, parts)
         self._loop = SyncLoop(

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
+from typing import NamedTuple
 
 import msgspec
 
@@ -19,6 +20,8 @@ _FAMILIES = {1: "inet", 2: "ip", 3: "arp", 5: "netdev", 7: "bridge", 10: "ip6"}
 _HOOKS = {0: "prerouting", 1: "input", 2: "forward", 3: "output", 4: "postrouting"}
 # Families with these hooks.
 _ROUTED = (1, 2, 10)
+_TRACKED = "net/netfilter/nf_conntrack_count"
+_TRACKED_MOST = "net/netfilter/nf_conntrack_max"
 _SYSCTLS = (
     "net/ipv4/ip_forward",
     "net/ipv6/conf/all/forwarding",
@@ -27,8 +30,8 @@ _SYSCTLS = (
     "net/ipv4/conf/default/rp_filter",
     "net/bridge/bridge-nf-call-iptables",
     "net/bridge/bridge-nf-call-ip6tables",
-    "net/netfilter/nf_conntrack_max",
-    "net/netfilter/nf_conntrack_count",
+    _TRACKED_MOST,
+    _TRACKED,
     "net/netfilter/nf_conntrack_tcp_be_liberal",
 )
 # Sockets, and the state of those that wait for anybody: TCP_LISTEN, and TCP_CLOSE for UDP (include/net/tcp_states.h).
@@ -74,6 +77,21 @@ class Surroundings(msgspec.Struct, frozen=True):
         """A sysctl as a number, None where it is not there or is no number."""
         value = self.sysctls.get(path, "")
         return int(value) if value.isascii() and value.isdigit() else None
+
+
+class Tracking(NamedTuple):
+    """How full the table of connections of this network namespace is."""
+
+    entries: int
+    limit: int
+
+
+def read_tracking(proc: Path = Path("/proc")) -> Tracking | None:
+    """Looks at the table of connections; None where connections are not tracked. Two small files: for every scrape."""
+    count, most = (_read(proc / "sys" / path) or "" for path in (_TRACKED, _TRACKED_MOST))
+    if not (count.isdecimal() and most.isdecimal() and int(most)):
+        return None
+    return Tracking(int(count), int(most))
 
 
 def read_surroundings(

@@ -59,8 +59,10 @@ class StateCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """Gives all of it."""
+        status, now = self._status(), time.monotonic()
         yield from self._of_store()
-        yield from self._of_status(self._status())
+        yield from self._of_status(status)
+        yield self._oldest_change(status, now)
         owed = self._owed_frontends()
         yield _gauge(
             "proxyd_conntrack_owed_frontends",
@@ -68,7 +70,7 @@ class StateCollector(Collector):
             "ip_family",
             ((family, owed.get(family, 0)) for family in self._families),
         )
-        yield from _of_watches(self._watches(), time.monotonic())
+        yield from _of_watches(self._watches(), now)
 
     def _of_store(self) -> Iterator[Metric]:
         # The store knows which Services wait, not which kind of object changed them: both gauges tell the same.
@@ -78,6 +80,22 @@ class StateCollector(Collector):
             yield GaugeMetricFamily(
                 f"{SYNC}{kind}_changes_pending", "Services with changes that no sync has taken up yet", pending
             )
+
+    def _oldest_change(self, status: Status, now: float) -> Metric:
+        # As for /livez: also what the sync thread has not even taken counts, once it could be written.
+        waiting = self._store.pending()[1] if self._store.complete else None
+        owed = {each.family: each.owed_since for each in status.families}
+
+        def age(family: Family) -> float:
+            since = [at for at in (waiting, owed.get(family)) if at is not None]
+            return max(0.0, now - min(since)) if since else 0.0
+
+        return _gauge(
+            "proxyd_oldest_change_age_seconds",
+            "For how long the oldest change that is not in the kernel has waited; 0: none waits",
+            "ip_family",
+            ((family, age(family)) for family in self._families),
+        )
 
     def _of_status(self, status: Status) -> Iterator[Metric]:
         by_family = {each.family: each for each in status.families}

@@ -8,11 +8,13 @@ import threading
 from contextlib import ExitStack
 from pathlib import Path
 
-from proxyd.kernel.surroundings import Surroundings, read_surroundings
+from proxyd.desired.endpoints import Backend
+from proxyd.kernel.surroundings import Surroundings, read_surroundings, read_tracking
 from proxyd.model import Family, ServiceKey
 from proxyd.nft.layout import TABLE_COMMENT
 from proxyd.nft.objects import Transaction
-from tests.netns import RealRuleset
+from tests.fakes.flows import Flow
+from tests.netns import RealFlowTable, RealRuleset
 
 LOOPBACK = "127.0.0.1"
 THEIRS = """
@@ -46,6 +48,24 @@ def test_an_empty_namespace_has_nothing_of_others(real: RealRuleset) -> None:
     found = surroundings()
     assert (found.tables, dict(found.chains), dict(found.sets), found.base_chains) == ((), {}, {}, ())
     assert found.unknown == ()
+
+
+def test_the_table_of_connections_is_that_of_the_namespace() -> None:
+    table = RealFlowTable()
+    try:
+        # An empty table that has a limit: what other namespaces track is not in it.
+        before = table.inside(read_tracking)
+        assert before is not None
+        assert before.limit > before.entries == 0
+        flow = Flow(Backend("10.0.0.1", 5000), Backend("10.96.0.1", 80), Backend("10.244.0.1", 8080), "tcp")
+        table.add(Family.IPV4, flow)
+        assert table.inside(read_tracking) == before._replace(entries=1)
+    finally:
+        table.close()
+
+
+def test_where_connections_are_not_tracked_there_is_no_table(tmp_path: Path) -> None:
+    assert read_tracking(tmp_path) is None
 
 
 def test_tables_chains_sets_and_hooks_of_others_are_found(real: RealRuleset) -> None:

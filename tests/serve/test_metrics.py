@@ -83,6 +83,7 @@ OUR_OWN: dict[str, tuple[str, Labels, list[str]]] = {
     "proxyd_conntrack_owed_frontends": ("gauge", FAMILY, []),
     "proxyd_kernel_refusals_total": ("counter", FAMILY, []),
     "proxyd_change_to_kernel_seconds": ("histogram", {**FAMILY, "cause": tuple(each.value for each in Cause)}, B3),
+    "proxyd_oldest_change_age_seconds": ("gauge", FAMILY, []),
     "proxyd_events_total": ("counter", {"outcome": tuple(each.value for each in Outcome)}, []),
     "proxyd_watch_connected": ("gauge", RESOURCE, []),
     "proxyd_watch_last_event_age_seconds": ("gauge", RESOURCE, []),
@@ -300,6 +301,23 @@ def test_changes_come_from_the_store(setting: Setting) -> None:
     got = setting.samples()
     assert got[name.format("service", "pending")] == got[name.format("endpoint", "pending")] == 0
     assert got[name.format("service", "total")] == 2
+
+
+def test_the_age_of_the_oldest_change_is_that_of_a_family_or_of_what_nobody_has_taken(setting: Setting) -> None:
+    v4, v6 = (f'proxyd_oldest_change_age_seconds{{ip_family="{family}"}}' for family in FAMILIES)
+    now = time.monotonic()
+    setting.status = Status("nftables", (FamilyStatus(Family.IPV4, owed_since=now - 100), FamilyStatus(Family.IPV6)))
+    assert (setting.samples()[v4] >= 100, setting.samples()[v6]) == (True, 0)
+    key = ServiceKey("default", "web")
+    setting.store.services.put(Decoded(key, "", Service(key)))
+    assert setting.samples()[v6] == 0, "nothing can be written before both kinds are listed"
+    setting.store.slices.replace(())
+    setting.store.services.replace((Decoded(key, "", Service(key)),))
+    assert (setting.samples()[v4] >= 100, 0 < setting.samples()[v6] < 100) == (True, True)
+    setting.status = Status("nftables", (FamilyStatus(Family.IPV4), FamilyStatus(Family.IPV6)))
+    assert (setting.samples()[v4] > 0, setting.samples()[v6] > 0) == (True, True)
+    setting.store.take()
+    assert (setting.samples()[v4], setting.samples()[v6]) == (0, 0)
 
 
 def test_watches(setting: Setting) -> None:

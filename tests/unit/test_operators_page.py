@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from proxyd.kernel.surroundings import Tracking
 from proxyd.model import FAMILIES, Reason
 from proxyd.serve.metrics import Metrics
+from proxyd.serve.tracking import TrackingCollector
 from proxyd.serve.traffic import TrafficCollector
 from proxyd.sync.status import Status
 from tests import build
@@ -21,6 +23,7 @@ def exported() -> set[str]:
     for mode in ("nftables", "iptables"):
         metrics = Metrics(FAMILIES, "1", lambda: Status(""), build.store(), mode=mode)
         metrics.add(TrafficCollector(dict))
+        metrics.add(TrackingCollector(lambda: Tracking(1, 2)))
         found.update(re.findall(r"^# TYPE ((?:kubeproxy|proxyd)_\S+) ", metrics.render().decode(), re.MULTILINE))
     return found
 
