@@ -6,6 +6,8 @@ import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
+from prometheus_client.registry import Collector
+
 from proxyd.config import Config
 from proxyd.config.host_settings import localhost_settings
 from proxyd.desired.conflicts import FrontendKey
@@ -13,7 +15,8 @@ from proxyd.desired.flows import Live
 from proxyd.desired.services import Lookup
 from proxyd.desired.settings import NodePolicy
 from proxyd.errors import UserError
-from proxyd.ipt.style import Style
+from proxyd.ipt.style import INVALID_DROPPED, LOCALHOST_ACCEPTED, Style
+from proxyd.kernel.accounting import NetlinkAccounting, usable
 from proxyd.kernel.ipt_backend import Choice, choose_backend
 from proxyd.kernel.ipt_notices import OwnAuthor
 from proxyd.kernel.ipt_rules import ToolRules
@@ -24,6 +27,7 @@ from proxyd.kernel.notifications import Notifications
 from proxyd.kernel.predecessor import Predecessor, predecessors
 from proxyd.model import Family
 from proxyd.nft.drift import Drift
+from proxyd.serve.iptables_metrics import AccountedPackets
 from proxyd.serve.report import Detected
 from proxyd.sync.family import FamilyRules
 from proxyd.sync.ipt_reconcile import IptReconciler
@@ -60,7 +64,8 @@ class Parts(NamedTuple):
 class Mode(NamedTuple):
     """A mode, ready to be joined with the rest. ``nftables`` is the library's version, "" where it is not used.
 
-    ``share`` is how much of one core syncing may take under churn.
+    ``share`` is how much of one core syncing may take under churn. ``collector`` shows what its rules have counted, None
+    where the meter does.
     """
 
     rules: Sequence[FamilyRules]
@@ -68,6 +73,7 @@ class Mode(NamedTuple):
     watch: Callable[[Callable[[Drift], None]], Watch]
     share: float = SHARE
     nftables: str = ""
+    collector: Collector | None = None
     detected: tuple[Detected, ...] = ()
 
 
@@ -96,10 +102,14 @@ def _iptables(config: Config, policy: NodePolicy, families: Sequence[Family], pa
     }
     version = max(each.version() for each in tools.values())
     localhost = bool(localhost_settings(config, config.localhost_node_ports))
+    accounting = NetlinkAccounting()
+    wanted = {INVALID_DROPPED: policy.drop_invalid, LOCALHOST_ACCEPTED: localhost}
+    counters, why_none = usable(accounting, (each for each in wanted if wanted[each]), tuple(tools.values()))
     style = Style(
         drop_invalid=policy.drop_invalid,
         localhost_node_ports=localhost,
         random_ports=version >= _RANDOM_FULLY,
+        counters=counters,
     )
     lookup, stopping, progress, clean_flows = parts
     rules = {
@@ -117,7 +127,8 @@ def _iptables(config: Config, policy: NodePolicy, families: Sequence[Family], pa
         predecessors=predecessors(families, chosen.backend),
         watch=watch,
         share=_SHARE,
-        detected=tuple(_found(chosen, version, localhost=localhost)),
+        collector=AccountedPackets(accounting.packets, counters),
+        detected=(*_found(chosen, version, localhost=localhost), _counting(why_none)),
     )
 
 
@@ -136,3 +147,7 @@ def _found(chosen: Choice, version: tuple[int, ...], *, localhost: bool) -> Iter
     yield Detected("iptables", ".".join(map(str, version)), "iptables --version")
     yield Detected("iptables backend", chosen.backend, chosen.why)
     yield Detected("node ports on localhost", "yes" if localhost else "no", "iptables.localhostNodePorts, IPv4")
+
+
+def _counting(why_none: str) -> Detected:
+    return Detected("rules count packets", "no" if why_none else "yes", why_none or "nfacct is there")

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import product
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
+from prometheus_client.core import CounterMetricFamily, Metric
+from prometheus_client.registry import Collector
 
+from proxyd.ipt.style import INVALID_DROPPED, LOCALHOST_ACCEPTED
 from proxyd.model import Family
 from proxyd.sync.status import PassResult
 
@@ -23,6 +26,17 @@ FAILURES: Mapping[str, tuple[tuple[str, str], tuple[str, str]]] = {
     ),
 }
 _TABLES = ("nat", "filter")
+# By the kernel's counter: the name of the metric, and its explanation.
+_ACCOUNTED = {
+    INVALID_DROPPED: (
+        "kubeproxy_iptables_ct_state_invalid_dropped_packets_total",
+        "Packets that were dropped since conntrack found them invalid",
+    ),
+    LOCALHOST_ACCEPTED: (
+        "kubeproxy_iptables_localhost_nodeports_accepted_packets_total",
+        "Packets to node ports on localhost that were accepted",
+    ),
+}
 
 
 class IptablesMetrics:
@@ -59,3 +73,17 @@ class IptablesMetrics:
             self._last.labels(table, result.family).set(number)
         self._partial.labels(result.family).inc(counts.partial_failures)
         self._locked.labels(result.family).inc(counts.locked)
+
+
+class AccountedPackets(Collector):
+    """Shows the kernel's own counters; ``packets`` gives that of a name at each scrape, on the server's thread (None: not now)."""
+
+    def __init__(self, packets: Callable[[str], int | None], names: frozenset[str]) -> None:
+        self._packets = packets
+        self._names = names
+
+    def collect(self) -> Iterator[Metric]:
+        """One after the other; none of counters that rules do not use."""
+        for name, (metric, explanation) in _ACCOUNTED.items():
+            if name in self._names and (packets := self._packets(name)) is not None:
+                yield CounterMetricFamily(metric, explanation, packets)
