@@ -72,7 +72,7 @@ class NetlinkAccounting:
 
 
 def usable(accounting: Accounting, names: Iterable[str], tools: Sequence[Iptables]) -> tuple[frozenset[str], str]:
-    """Makes the counters and tries a rule with each; gives those that rules may use, and why there are none ("": there are).
+    """Makes the counters and tries a rule with each; gives those that rules may use, and why there are none.
 
     All or none: rules that count and rules that do not are for nodes that differ, not for one.
     """

@@ -76,7 +76,7 @@ class IptablesMetrics:
 
 
 class AccountedPackets(Collector):
-    """Shows the kernel's own counters; ``packets`` gives that of a name at each scrape, on the server's thread (None: not now)."""
+    """Shows the kernel's own counters; ``packets`` gives one by its name (None: not now), on the server's thread."""
 
     def __init__(self, packets: Callable[[str], int | None], names: frozenset[str]) -> None:
         self._packets = packets

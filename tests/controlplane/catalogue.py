@@ -13,6 +13,7 @@ HERE, THERE = "node1", "node2"
 ZONE, OTHER_ZONE = "zone-a", "zone-b"
 HTTP = {"name": "http", "port": 80, "targetPort": 8080}
 DNS = {"name": "dns", "port": 53, "targetPort": 8053, "protocol": "UDP"}
+TWICE = "203.0.113.97"
 EXTERNAL_IPS = ["203.0.113.50", "2001:db8:113::50"]
 Conditions = Mapping[str, bool]
 READY: Conditions = {"ready": True}
@@ -63,6 +64,8 @@ PLACES: dict[str, Sequence[Place]] = {
     "balanced": BOTH,
     "balanced-ranges": BOTH,
     "balanced-own-range": BOTH,
+    "balanced-merged": BOTH,
+    "balanced-twice": BOTH,
     "balanced-local": BOTH,
     "balanced-elsewhere": ELSEWHERE,
     "balanced-local-inside": BOTH,
@@ -100,8 +103,8 @@ def _made(name: str, families: Families = DUAL, **spec: Any) -> Manifest:
     return objects.service(name, ipFamilyPolicy=families.policy, ipFamilies=list(families.names), **spec)
 
 
-def _balanced(name: str, **spec: Any) -> Manifest:
-    return _made(name, type="LoadBalancer", **spec)
+def _balanced(name: str, families: Families = DUAL, **spec: Any) -> Manifest:
+    return _made(name, families, type="LoadBalancer", **spec)
 
 
 def services() -> Iterator[Manifest]:
@@ -125,9 +128,14 @@ def services() -> Iterator[Manifest]:
         ports = [{**HTTP, "port": 8000 + number}]
         yield _made(name, ports=ports, **outside, **(local if name not in ("outside", "outside-none") else {}))
     yield _balanced("balanced", ports=two, **sticky)
-    yield _balanced("balanced-ranges", loadBalancerSourceRanges=["198.51.100.0/24", "2001:db8:51::/64", "192.168.0.0/16"])
+    yield _balanced(
+        "balanced-ranges", loadBalancerSourceRanges=["198.51.100.0/24", "2001:db8:51::/64", "192.168.0.0/16"]
+    )
     own = ["192.0.2.0/24", "2001:db8:2::/64"]
     yield _balanced("balanced-own-range", loadBalancerSourceRanges=own, ports=[HTTP, DNS], **outside, **local)
+    merged = ["203.0.112.0/23", "203.0.113.0/24", *own, "192.0.2.128/25"]
+    yield _balanced("balanced-merged", loadBalancerSourceRanges=merged)
+    yield _balanced("balanced-twice", ONLY_V4, externalIPs=[TWICE])
     yield _balanced("balanced-ranges-none", loadBalancerSourceRanges=["198.51.100.0/24"])
     for name in ("balanced-local", "balanced-elsewhere", "balanced-none"):
         yield _balanced(name, ports=[HTTP, DNS], **local)
@@ -164,8 +172,13 @@ def give_addresses(api: Api, made: Sequence[Manifest]) -> None:
     """What a cloud would do: load balancers get addresses, one of them also one that leads to no node."""
     for number, service in enumerate(made, 1):
         if service["spec"].get("type") == "LoadBalancer":
-            ingress: list[dict[str, str]] = [{"ip": f"203.0.113.{100 + number}"}, {"ip": f"2001:db8:113::{100 + number}"}]
+            ingress = [{"ip": f"203.0.113.{100 + number}"}]
+            if "IPv6" in service["spec"]["ipFamilies"]:
+                ingress.append({"ip": f"2001:db8:113::{100 + number}"})
             if service["metadata"]["name"] == "balanced":
-                ingress += [{"ip": "203.0.113.99", "ipMode": "Proxy"}, {"hostname": "lb.example.com"}, {"ip": "203.0.113.98"}]
+                ingress += [{"ip": "203.0.113.99", "ipMode": "Proxy"}, {"hostname": "lb.example.com"}]
+                ingress.append({"ip": "203.0.113.98"})
+            if service["metadata"]["name"] == "balanced-twice":
+                ingress.append({"ip": TWICE})
             path = f"/api/v1/namespaces/default/services/{service['metadata']['name']}/status"
             api.patch(path, {"status": {"loadBalancer": {"ingress": ingress}}})

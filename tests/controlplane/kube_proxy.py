@@ -71,7 +71,7 @@ class KubeProxy:
     def __init__(
         self, world: Place, folder: Path, config: Path, mode: str, more: Mapping[str, Any] | None = None
     ) -> None:
-        """Starts it in one of ``MODES``, and waits until its rules are written. ``more`` are fields of its configuration."""
+        """Starts it in one of ``MODES``, with ``more`` in its configuration, and waits until its rules are written."""
         self._world = world
         self._log = folder / f"{NAME}.log"
         file = folder / f"{NAME}.yaml"

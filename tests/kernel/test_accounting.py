@@ -83,7 +83,7 @@ def test_a_rule_that_may_use_a_counter_counts_with_it(namespace: Namespace, back
     namespace.call(tools.restore, f"*filter\n{rule}\nCOMMIT\n")
 
     def send() -> None:
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender, pytest.raises(OSError):
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender, pytest.raises(PermissionError):
             sender.sendto(b"x", ("127.0.0.1", 9))
 
     namespace.call(lambda: subprocess.run(["ip", "link", "set", "lo", "up"], check=True))
@@ -94,7 +94,9 @@ def test_a_rule_that_may_use_a_counter_counts_with_it(namespace: Namespace, back
 
 @pytest.mark.kernel
 @pytest.mark.parametrize("backend", Backend)
-def test_a_counter_that_is_not_there_after_all_is_found_out_by_the_trial(namespace: Namespace, backend: Backend) -> None:
+def test_a_counter_that_is_not_there_after_all_is_found_out_by_the_trial(
+    namespace: Namespace, backend: Backend
+) -> None:
     tools = IptablesTools(Family.IPV4, backend)
     counters, why_none = namespace.call(usable, FakeAccounting(), NAMES, [tools])
     assert not counters
