@@ -105,6 +105,8 @@ class Daemon:
         self._flows = flows = FlowCleaner(Conntrack(), metrics.flows)
         self._meter = Meter(NetlinkCounters(), self._families, ALL if config.all_service_metrics else TOP)
         parts = Parts(store.service, self._is_ended, progress.note, flows.give)
+        if metrics.sync.iptables is not None:
+            parts = parts._replace(lock_waited=metrics.sync.iptables.lock_waited)
         mode = build_mode(config, policy, self._families, parts)
         metrics.add(mode.collector or TrafficCollector(lambda: self._meter.traffic))
         self._loop = SyncLoop(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import NamedTuple, Protocol
 
 from prometheus_client.registry import Collector
@@ -25,6 +26,7 @@ from proxyd.kernel.iptables import Backend, IptablesTools, plain_backend
 from proxyd.kernel.libnftables import LibNftables
 from proxyd.kernel.notifications import Notifications
 from proxyd.kernel.predecessor import Predecessor, predecessors
+from proxyd.kernel.xtables_lock import XtablesLock
 from proxyd.model import Family
 from proxyd.nft.drift import Drift
 from proxyd.serve.iptables_metrics import AccountedPackets
@@ -59,6 +61,7 @@ class Parts(NamedTuple):
     stopping: Callable[[], bool]
     progress: Callable[[Family, int, int], None]
     clean_flows: Callable[[Family, Mapping[FrontendKey, Live]], None]
+    lock_waited: Callable[[Family, float], None] = lambda *_: None
 
 
 class Mode(NamedTuple):
@@ -84,7 +87,7 @@ def build_mode(config: Config, policy: NodePolicy, families: Sequence[Family], p
 
 def _nftables(families: Sequence[Family], parts: Parts) -> Mode:
     nft = LibNftables()
-    lookup, stopping, progress, clean_flows = parts
+    lookup, stopping, progress, clean_flows, _ = parts
     return Mode(
         rules=[Reconciler(family, nft, lookup, stopping, progress, clean_flows) for family in families],
         predecessors=predecessors(families),
@@ -97,7 +100,12 @@ def _iptables(config: Config, policy: NodePolicy, families: Sequence[Family], pa
     chosen = _choice(families)
     own, legacy = OwnAuthor(), LegacyWatch(families) if chosen.backend is Backend.LEGACY else None
     tools = {
-        family: IptablesTools(family, chosen.backend, author=legacy.author(family) if legacy else own)
+        family: IptablesTools(
+            family,
+            chosen.backend,
+            author=legacy.author(family) if legacy else own,
+            lock=XtablesLock(partial(parts.lock_waited, family)),
+        )
         for family in families
     }
     version = max(each.version() for each in tools.values())
@@ -111,7 +119,7 @@ def _iptables(config: Config, policy: NodePolicy, families: Sequence[Family], pa
         random_ports=version >= _RANDOM_FULLY,
         counters=counters,
     )
-    lookup, stopping, progress, clean_flows = parts
+    lookup, stopping, progress, clean_flows, _ = parts
     rules = {
         family: IptReconciler(family, ToolRules(each), lookup, style, stopping, progress, clean_flows)
         for family, each in tools.items()

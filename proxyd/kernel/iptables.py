@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import IO, Protocol
 
 from proxyd.errors import CannotWorkHereError
+from proxyd.kernel.xtables_lock import XtablesLock
 from proxyd.model import Family
 
 # Seconds to wait for the lock that all users of the legacy tools on a machine share.
@@ -76,9 +77,11 @@ class IptablesTools:
         path: str = "",
         lock_wait: int = LOCK_WAIT,
         author: Callable[[int], AbstractContextManager[None]] = lambda _: nullcontext(),
+        lock: XtablesLock | None = None,
     ) -> None:
         """``path`` is where the tools are, as in $PATH; ``lock_wait`` is how long to wait for the lock, in seconds.
 
+        ``lock`` is waited for before the tools are, so that it is known how long that takes (None: by the tools alone).
         ``author`` is entered with the id of a process before that can change anything, and left when it has ended.
         """
         self.family = family
@@ -86,6 +89,7 @@ class IptablesTools:
         self._path = path or _usual_path()
         self._lock_wait = lock_wait
         self._author = author
+        self._lock = lock
         self._names = "ip_tables_names" if family is Family.IPV4 else "ip6_tables_names"
 
     def tables(self) -> tuple[str, ...]:
@@ -123,7 +127,7 @@ class IptablesTools:
 
     def restore(self, text: str | Iterable[str]) -> None:
         """See ``Iptables``."""
-        command = [self._tool("restore"), *self._wait(), "--noflush"]
+        command = [self._tool("restore"), *self._wait(self._until_free()), "--noflush"]
         pipe = subprocess.PIPE
         with (
             subprocess.Popen(command, stdin=pipe, stdout=subprocess.DEVNULL, stderr=pipe) as process,  # noqa: S603
@@ -142,8 +146,13 @@ class IptablesTools:
             locked = status == _NO_RESOURCE and "lock" in problem
             raise IptablesLockedError(problem) if locked else IptablesRefusedError(problem)
 
-    def _wait(self) -> tuple[str, ...]:
-        return ("-w", str(self._lock_wait))
+    def _until_free(self) -> float:
+        """Waits for the lock, which only the legacy tools have; gives how long it has been."""
+        return self._lock.wait(self._lock_wait) if self._lock and self.backend is Backend.LEGACY else 0.0
+
+    def _wait(self, waited: float = 0.0) -> tuple[str, ...]:
+        """How long the tool is to wait, that is for the rest of the time. Not at all is no number that all of them know."""
+        return ("-w", str(max(1, round(self._lock_wait - waited))))
 
     def _lines(self, command: list[str]) -> Iterator[str]:
         pipe = subprocess.PIPE

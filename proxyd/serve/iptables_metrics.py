@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import product
 
-from prometheus_client import CollectorRegistry, Counter, Gauge
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -26,6 +26,8 @@ FAILURES: Mapping[str, tuple[tuple[str, str], tuple[str, str]]] = {
     ),
 }
 _TABLES = ("nat", "filter")
+# The last one is the longest that is waited for.
+_LOCK_BUCKETS = (0.0, 0.01, 0.1, 0.5, 1.0, 2.0, 5.0)
 # By the kernel's counter: the name of the metric, and its explanation.
 _ACCOUNTED = {
     INVALID_DROPPED: (
@@ -58,11 +60,23 @@ class IptablesMetrics:
             ["ip_family"],
             registry=registry,
         )
+        self._waited = Histogram(
+            "proxyd_iptables_lock_wait_seconds",
+            "How long calls waited for the lock of iptables, which others held",
+            ["ip_family"],
+            buckets=_LOCK_BUCKETS,
+            registry=registry,
+        )
         for family in families:
+            self._waited.labels(family)
             self._partial.labels(family)
             self._locked.labels(family)
             for table, gauge in product(_TABLES, (self._total, self._last)):
                 gauge.labels(table, family)
+
+    def lock_waited(self, family: Family, seconds: float) -> None:
+        """A call waited so long for the lock."""
+        self._waited.labels(family).observe(seconds)
 
     def pass_done(self, result: PassResult) -> None:
         """Takes what a pass has done."""

@@ -1,4 +1,4 @@
-"""Between kube-proxy and proxyd in the same chains, and between the modes of proxyd, under load: not one connection fails."""
+"""From kube-proxy to proxyd in the same chains, and from mode to mode of proxyd, under load: no connection fails."""
 
 from __future__ import annotations
 

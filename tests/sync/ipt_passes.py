@@ -6,8 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 from proxyd.ipt import names
-from proxyd.ipt.ownership import OWN_MARK
 from proxyd.ipt.objects import Table, Transaction
+from proxyd.ipt.ownership import OWN_MARK
 from proxyd.model import Family
 from proxyd.nft.drift import Drift
 from tests.fakes.ipt_kernel import FakeKernel
