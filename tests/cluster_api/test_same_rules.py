@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import pytest
 import yaml
 
+from proxyd.ipt.ownership import OWN_MARK
 from tests.controlplane import catalogue, objects
 from tests.controlplane.api import path_of
 from tests.controlplane.kube_proxy import KubeProxy, configuration, program, way_to
@@ -68,10 +69,11 @@ def excepted(rule: str) -> bool:
 
 
 def comparable(chains: Mapping[str, list[str]]) -> Chains:
-    """Without what may differ, and chains of many Services in an order of their own."""
+    """Without what may differ, the mark that is proxyd's alone, and chains of many Services in an order of their own."""
     return {
         chain: _ordered(chain.rsplit(" ", 1)[1], [each for each in rules if not excepted(each)])
         for chain, rules in chains.items()
+        if not chain.endswith(f" nat {OWN_MARK}")
     }
 
 
@@ -228,6 +230,8 @@ def test_rules_are_kube_proxys_after_changes_and_every_exception_is_one(
                 for each in (both.theirs, both.ours)
             )
             assert theirs != ours, f"nothing differs any more: {pattern}"
+        marked = [any(chain.endswith(OWN_MARK) for chain in each.chains(backend)) for each in (both.theirs, both.ours)]
+        assert marked == [False, True]
         # One more, one less, other conditions; a Service goes, one gets node ports, one loses its endpoints, one its zone.
         plain = by_name[slice_path("plain")]
         more = [*plain["endpoints"][1:], catalogue.Place(77, "node2").manifest("10.244.1.")]
