@@ -15,7 +15,8 @@ import yaml
 from proxyd.ipt.ownership import OWN_MARK
 from tests.controlplane import catalogue, objects
 from tests.controlplane.api import path_of
-from tests.controlplane.kube_proxy import KubeProxy, configuration, program, way_to
+from tests.controlplane.exposition import shapes
+from tests.controlplane.kube_proxy import METRICS_PORT, KubeProxy, configuration, program, way_to
 from tests.controlplane.namespaces import own_namespace
 from tests.controlplane.plane import Plane
 from tests.program import DEADLINE, HEALTH_PORT, Proxyd, until
@@ -244,6 +245,18 @@ def test_rules_are_kube_proxys_after_changes_and_every_exception_is_one(
         both.assert_same(has="10.244.1.77:8080", has_not="default/sticky:http")
         api.patch(THIS_NODE, {"metadata": {"labels": {"topology.kubernetes.io/zone": catalogue.OTHER_ZONE}}})
         both.assert_same()
+
+
+def test_metrics_of_this_mode_are_kube_proxys(plane: Plane, objects_there: object, tmp_path: Path) -> None:
+    with pair(plane, tmp_path, "nft", CONFIGURATIONS["usual"]) as both:
+        both.assert_same()
+        theirs, ours = (
+            shapes(each.node.call("http_get", host="127.0.0.1", port=METRICS_PORT, path="/metrics")[1])
+            for each in (both.theirs, both.ours)
+        )
+        expected = {name: shape for name, shape in theirs.items() if name.startswith("kubeproxy_")}
+        assert {name for name in expected if "_iptables_" in name}, "nothing of this mode came to be seen"
+        assert {name: ours.get(name) for name in expected} == expected
 
 
 def test_rules_of_endpoints_have_no_comments_where_kube_proxys_have_none(plane: Plane, tmp_path: Path) -> None:

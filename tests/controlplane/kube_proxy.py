@@ -20,7 +20,7 @@ from tests.program import CLUSTER_CIDR, DEADLINE, Place, until
 
 NAME = "kube-proxy"
 # Not those of proxyd: both may run.
-HEALTH_PORT = 10356
+HEALTH_PORT, METRICS_PORT = 10356, 10349
 NEAR_PORT = 8443
 MODES = ("nftables", "iptables-nft", "iptables-legacy")
 
@@ -120,7 +120,7 @@ def configuration(config: Path, mode: str) -> dict[str, Any]:
         "clusterCIDR": CLUSTER_CIDR,
         "clientConnection": {"kubeconfig": str(config)},
         "healthzBindAddress": f"127.0.0.1:{HEALTH_PORT}",
-        "metricsBindAddress": "127.0.0.1:10349",
+        "metricsBindAddress": f"127.0.0.1:{METRICS_PORT}",
         # These limits are the machine's, not the namespace's.
         "conntrack": {"maxPerCore": 0, "min": 0, "tcpEstablishedTimeout": "0s", "tcpCloseWaitTimeout": "0s"},
         "oomScoreAdj": 0,
