@@ -81,7 +81,7 @@ class IptablesTools:
     ) -> None:
         """``path`` is where the tools are, as in $PATH; ``lock_wait`` is how long to wait for the lock, in seconds.
 
-        ``lock`` is waited for before the tools are, so that it is known how long that takes (None: by the tools alone).
+        ``lock`` measures how long that takes, and adds a little to it.
         ``author`` is entered with the id of a process before that can change anything, and left when it has ended.
         """
         self.family = family
@@ -127,9 +127,12 @@ class IptablesTools:
 
     def restore(self, text: str | Iterable[str]) -> None:
         """See ``Iptables``."""
-        command = [self._tool("restore"), *self._wait(self._until_free()), "--noflush"]
+        command = [self._tool("restore"), *self._wait(), "--noflush"]
         pipe = subprocess.PIPE
+        # Only the legacy tools have a lock.
+        look = self._lock.call() if self._lock and self.backend is Backend.LEGACY else nullcontext()
         with (
+            look,
             subprocess.Popen(command, stdin=pipe, stdout=subprocess.DEVNULL, stderr=pipe) as process,  # noqa: S603
             self._author(process.pid),
         ):
@@ -146,13 +149,8 @@ class IptablesTools:
             locked = status == _NO_RESOURCE and "lock" in problem
             raise IptablesLockedError(problem) if locked else IptablesRefusedError(problem)
 
-    def _until_free(self) -> float:
-        """Waits for the lock, which only the legacy tools have; gives how long it has been."""
-        return self._lock.wait(self._lock_wait) if self._lock and self.backend is Backend.LEGACY else 0.0
-
-    def _wait(self, waited: float = 0.0) -> tuple[str, ...]:
-        """How long the tool is to wait, that is for the rest of the time. Not at all is no number that all of them know."""
-        return ("-w", str(max(1, round(self._lock_wait - waited))))
+    def _wait(self) -> tuple[str, ...]:
+        return ("-w", str(self._lock_wait))
 
     def _lines(self, command: list[str]) -> Iterator[str]:
         pipe = subprocess.PIPE

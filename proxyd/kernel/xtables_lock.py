@@ -9,6 +9,7 @@ import fcntl
 import os
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import structlog
@@ -19,31 +20,56 @@ log = structlog.get_logger("proxyd.kernel")
 VARIABLE, FILE = "XTABLES_LOCKFILE", "/run/xtables.lock"
 # Seconds after which it is said that somebody holds it.
 PATIENCE = 1.0
+# Seconds after which it is left to the tools to wait on.
+LOOKING = 1.5
 _EVERY = 0.01
 
 
 class XtablesLock:
-    """For one thread. ``waited`` is told how long each wait was (seconds), 0 where nobody held the lock."""
+    """For one thread. ``waited`` is told how long each wait was (seconds), 0 where nobody held the lock.
 
-    def __init__(self, waited: Callable[[float], None] = lambda _: None, patience: float = PATIENCE) -> None:
+    Looking at it is no place in the queue, so it ends after ``looking`` seconds: then the tool is to queue. What it takes
+    from there on counts as waiting to its end, its own work too.
+    """
+
+    def __init__(
+        self,
+        waited: Callable[[float], None] = lambda _: None,
+        patience: float = PATIENCE,
+        looking: float = LOOKING,
+    ) -> None:
         self._waited = waited
         self._patience = patience
+        self._looking = looking
 
-    def wait(self, at_most: float) -> float:
-        """Waits until nobody holds the lock, but ``at_most`` so many seconds; gives how long it has been."""
+    @contextmanager
+    def call(self) -> Iterator[None]:
+        """To be entered around a call of a tool; waits until nobody holds the lock, though not for long."""
         file = os.environ.get(VARIABLE, FILE)
         started = time.monotonic()
-        seconds, told = 0.0, False
-        while _is_held(file) and seconds < at_most:
-            time.sleep(_EVERY)
+        told = self._look(file, started)
+        seconds = time.monotonic() - started if told is not None else 0.0
+        queued = seconds >= self._looking
+        try:
+            yield
+        finally:
+            self._waited(time.monotonic() - started if queued else seconds)
+        if told:
+            log.info("the lock of iptables was had at last", file=file, seconds=round(time.monotonic() - started, 1))
+
+    def _look(self, file: str, started: float) -> bool | None:
+        """Whether it took so long that it was told; None where there was nothing to wait for."""
+        told = None
+        while _is_held(file):
             seconds = time.monotonic() - started
-            if seconds >= self._patience and not told:
-                told = True
-                log.warning("somebody holds the lock of iptables, waiting for it", file=file, holder=holder(file))
-        self._waited(seconds)
-        if told and seconds < at_most:
-            log.info("the lock of iptables is free again", file=file, seconds=round(seconds, 1))
-        return seconds
+            if not told and seconds >= self._patience:
+                who = holder(file)
+                log.warning("somebody holds the lock of iptables, waiting for it", file=file, holder=who)
+            told = told or seconds >= self._patience
+            if seconds >= self._looking:
+                break
+            time.sleep(_EVERY)
+        return told
 
 
 def _is_held(file: str) -> bool:

@@ -23,7 +23,7 @@ HOLD = (
     "import fcntl, sys; f = open(sys.argv[1], 'w'); fcntl.flock(f, fcntl.LOCK_EX); print('held', flush=True); input()"
 )
 RULES = "*filter\n:KUBE-FORWARD - [0:0]\nCOMMIT\n"
-HELD, FREE = "somebody holds the lock of iptables, waiting for it", "the lock of iptables is free again"
+HELD, FREE = "somebody holds the lock of iptables, waiting for it", "the lock of iptables was had at last"
 
 
 class Holder:
@@ -70,19 +70,24 @@ def said(log: LogCapture) -> list[str]:
     return [entry["event"] for entry in log.entries]
 
 
+def call(lock: XtablesLock) -> None:
+    with lock.call():
+        pass
+
+
 def test_a_lock_that_nobody_holds_is_not_waited_for(file: Path, log: LogCapture) -> None:
     waits: list[float] = []
     lock = XtablesLock(waits.append)
-    assert lock.wait(5) == 0
+    call(lock)
     file.touch()
-    assert lock.wait(5) == 0
+    call(lock)
     assert waits == [0, 0]
     assert not said(log)
 
 
-def test_a_wait_ends_with_the_time_that_is_given(held: Holder, log: LogCapture) -> None:
+def test_looking_ends_after_a_while_and_what_follows_counts_too(held: Holder, log: LogCapture) -> None:
     waits: list[float] = []
-    assert XtablesLock(waits.append).wait(0.05) >= 0.05
+    call(XtablesLock(waits.append, looking=0.05))
     assert waits[0] >= 0.05
     assert not said(log), "that was not long"
     assert held.pid
@@ -90,8 +95,8 @@ def test_a_wait_ends_with_the_time_that_is_given(held: Holder, log: LogCapture) 
 
 def test_who_keeps_us_waiting_is_told_and_the_end_of_it_too(held: Holder, file: Path, log: LogCapture) -> None:
     waits: list[float] = []
-    lock = XtablesLock(waits.append, patience=0.02)
-    thread = threading.Thread(target=lock.wait, args=(30,))
+    lock = XtablesLock(waits.append, patience=0.02, looking=30)
+    thread = threading.Thread(target=call, args=(lock,))
     thread.start()
     until(lambda: HELD in said(log), "told")
     held.let_go()
@@ -112,17 +117,20 @@ def namespace() -> Iterator[ThreadPoolExecutor]:
 
 
 @pytest.mark.kernel
+@pytest.mark.parametrize("looking", [0.03, 30], ids=["the-tool-queues", "we-look"])
 def test_a_call_is_carried_out_when_the_lock_is_free_again(
-    namespace: ThreadPoolExecutor, held: Holder, log: LogCapture
+    namespace: ThreadPoolExecutor, held: Holder, log: LogCapture, looking: float
 ) -> None:
     waits: list[float] = []
-    tools = IptablesTools(Family.IPV4, Backend.LEGACY, lock_wait=30, lock=XtablesLock(waits.append, patience=0.02))
-    call = namespace.submit(tools.restore, RULES)
+    lock = XtablesLock(waits.append, patience=0.02, looking=looking)
+    tools = IptablesTools(Family.IPV4, Backend.LEGACY, lock_wait=30, lock=lock)
+    going_on = namespace.submit(tools.restore, RULES)
     until(lambda: HELD in said(log), "told")
-    assert not call.done()
+    assert not going_on.done()
     held.let_go()
-    call.result()
+    going_on.result()
     assert waits[0] >= 0.02
+    assert said(log) == [HELD, FREE]
     assert ":KUBE-FORWARD - [0:0]\n" in namespace.submit(lambda: list(tools.save("filter"))).result()
 
 
