@@ -8,10 +8,11 @@ import pytest
 
 from proxyd.desired.services import Desired
 from proxyd.ipt import names
+from proxyd.ipt.fixed import JUMPS, fixed_chains
 from proxyd.ipt.objects import Table
 from proxyd.ipt.render import render_service
 from proxyd.ipt.restore import rule_text
-from proxyd.ipt.style import LOCALHOST_ACCEPTED, Style
+from proxyd.ipt.style import INVALID_DROPPED, LOCALHOST_ACCEPTED, Style
 from proxyd.model import EndpointSlice, Family, LocalDetector, Service
 from tests import build
 
@@ -253,3 +254,21 @@ def test_large_clusters_have_no_comments_at_endpoints() -> None:
     )
     assert "comment" not in "".join(made.chains[made.chains[SVC][1].split()[-1]])
     assert "masquerade traffic for" in made.chains[EXT][0]
+
+
+def test_matches_are_in_kube_proxys_order() -> None:
+    assert [rule_text(each.rule) for each in JUMPS if each.chain == "OUTPUT" and each.table is Table.FILTER] == [
+        f' -m conntrack --ctstate NEW -m comment --comment "kubernetes {what}" -j {target}'
+        for what, target in (
+            ("service portals", names.SERVICES),
+            ("load balancer firewall", names.PROXY_FIREWALL),
+        )
+    ]
+    style = Style(counters=frozenset({INVALID_DROPPED, LOCALHOST_ACCEPTED}))
+    (forward,) = (each for each in fixed_chains(build.settings(V4), style) if each.name == names.FORWARD)
+    invalid, *_ = map(rule_text, forward.rules)
+    assert invalid == f" -m conntrack --ctstate INVALID -m nfacct --nfacct-name {INVALID_DROPPED} -j DROP"
+    *_, counted = Made(external(), LOCAL, style=style).placed(Table.NAT, names.NODE_PORTS)
+    where = "-m tcp -p tcp -d 127.0.0.0/8 --dport 30080"
+    count = f"-m nfacct --nfacct-name {LOCALHOST_ACCEPTED}"
+    assert counted == f' -m comment --comment "{WEB}" {where} {count} -j {EXT}'
