@@ -22,6 +22,8 @@ ATTEMPTS = 3
 def cleanup(*, own_only: bool = False) -> int:
     """Removes the rules, or with ``own_only`` those of proxyd alone; gives the exit status, 1 if any could not be removed.
 
+    The chains of iptables mode have kube-proxy's names: they are proxyd's where it was the last to write them.
+
     What is removed is told on standard output, what is not on standard error. Sysctls stay as they are, connections too.
     """
     try:
@@ -31,19 +33,26 @@ def cleanup(*, own_only: bool = False) -> int:
     with lock:
         families = supported_families()
         problems = _remove_own(families)
-        for each in () if own_only else predecessors(families):
-            problems += remove(each, _say)
+        for each in predecessors(families):
+            problems += remove(each, _say, own_only=own_only)
     return _fail(problems) if problems else 0
 
 
-def remove(place: Predecessor, say: Callable[[str], None]) -> list[str]:
-    """Removes what kube-proxy has in one place, telling what; gives what could not be removed and why."""
+def remove(place: Predecessor, say: Callable[[str], None], *, own_only: bool = False) -> list[str]:
+    """Removes what kube-proxy has in one place (or only what proxyd wrote there), telling what.
+
+    Gives what could not be removed and why.
+    """
     try:
         for _ in range(ATTEMPTS):
             if (found := place.find()) is None:
                 return []
+            if own_only and not found.own:
+                say(f"left alone, since kube-proxy wrote them: the rules in {place.place}")
+                return []
             place.remove(found)
-            say(f"kube-proxy's rules removed: {place.place} ({len(found.chains)} chains, {len(found.jumps)} jumps)")
+            whose = "proxyd's" if found.own else "kube-proxy's"
+            say(f"{whose} rules removed: {place.place} ({len(found.chains)} chains, {len(found.jumps)} jumps)")
             for chain in found.kept:
                 say(
                     f"kept, because rules of others lead to it: {place.place}, chain {chain.name} of table {chain.table}"

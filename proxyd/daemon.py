@@ -105,10 +105,12 @@ class Daemon:
         expected = self._node_name if config.manifests is None else ""
         self._flows = flows = FlowCleaner(Conntrack(), metrics.flows)
         self._meter = Meter(NetlinkCounters(), self._families, ALL if config.all_service_metrics else TOP)
-        metrics.add(TrafficCollector(lambda: self._meter.traffic))
         metrics.add(TrackingCollector(read_tracking))
         parts = Parts(store.service, self._is_ended, progress.note, flows.give)
+        if metrics.sync.iptables is not None:
+            parts = parts._replace(lock_waited=metrics.sync.iptables.lock_waited)
         mode = build_mode(config, policy, self._families, parts)
+        metrics.add(mode.collector or TrafficCollector(lambda: self._meter.traffic))
         self._loop = SyncLoop(
             store,
             mode.rules,

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import NamedTuple, Protocol
+
+from prometheus_client.registry import Collector
 
 from proxyd.config import Config
 from proxyd.config.host_settings import localhost_settings
@@ -13,7 +16,8 @@ from proxyd.desired.flows import Live
 from proxyd.desired.services import Lookup
 from proxyd.desired.settings import NodePolicy
 from proxyd.errors import UserError
-from proxyd.ipt.style import Style
+from proxyd.ipt.style import INVALID_DROPPED, LOCALHOST_ACCEPTED, Style
+from proxyd.kernel.accounting import NetlinkAccounting, usable
 from proxyd.kernel.ipt_backend import Choice, choose_backend
 from proxyd.kernel.ipt_notices import OwnAuthor
 from proxyd.kernel.ipt_rules import ToolRules
@@ -22,8 +26,10 @@ from proxyd.kernel.iptables import Backend, IptablesTools, plain_backend
 from proxyd.kernel.libnftables import LibNftables
 from proxyd.kernel.notifications import Notifications
 from proxyd.kernel.predecessor import Predecessor, predecessors
+from proxyd.kernel.xtables_lock import XtablesLock
 from proxyd.model import Family
 from proxyd.nft.drift import Drift
+from proxyd.serve.iptables_metrics import AccountedPackets
 from proxyd.serve.report import Detected
 from proxyd.sync.family import FamilyRules
 from proxyd.sync.ipt_reconcile import IptReconciler
@@ -55,12 +61,14 @@ class Parts(NamedTuple):
     stopping: Callable[[], bool]
     progress: Callable[[Family, int, int], None]
     clean_flows: Callable[[Family, Mapping[FrontendKey, Live]], None]
+    lock_waited: Callable[[Family, float], None] = lambda *_: None
 
 
 class Mode(NamedTuple):
     """A mode, ready to be joined with the rest. ``nftables`` is the library's version, "" where it is not used.
 
-    ``share`` is how much of one core syncing may take under churn.
+    ``share`` is how much of one core syncing may take under churn. ``collector`` shows what its rules have counted, None
+    where the meter does.
     """
 
     rules: Sequence[FamilyRules]
@@ -68,6 +76,7 @@ class Mode(NamedTuple):
     watch: Callable[[Callable[[Drift], None]], Watch]
     share: float = SHARE
     nftables: str = ""
+    collector: Collector | None = None
     detected: tuple[Detected, ...] = ()
 
 
@@ -78,7 +87,7 @@ def build_mode(config: Config, policy: NodePolicy, families: Sequence[Family], p
 
 def _nftables(families: Sequence[Family], parts: Parts) -> Mode:
     nft = LibNftables()
-    lookup, stopping, progress, clean_flows = parts
+    lookup, stopping, progress, clean_flows, _ = parts
     return Mode(
         rules=[Reconciler(family, nft, lookup, stopping, progress, clean_flows) for family in families],
         predecessors=predecessors(families),
@@ -91,17 +100,26 @@ def _iptables(config: Config, policy: NodePolicy, families: Sequence[Family], pa
     chosen = _choice(families)
     own, legacy = OwnAuthor(), LegacyWatch(families) if chosen.backend is Backend.LEGACY else None
     tools = {
-        family: IptablesTools(family, chosen.backend, author=legacy.author(family) if legacy else own)
+        family: IptablesTools(
+            family,
+            chosen.backend,
+            author=legacy.author(family) if legacy else own,
+            lock=XtablesLock(partial(parts.lock_waited, family)),
+        )
         for family in families
     }
     version = max(each.version() for each in tools.values())
     localhost = bool(localhost_settings(config, config.localhost_node_ports))
+    accounting = NetlinkAccounting()
+    wanted = {INVALID_DROPPED: policy.drop_invalid, LOCALHOST_ACCEPTED: localhost}
+    counters, why_none = usable(accounting, (each for each in wanted if wanted[each]), tuple(tools.values()))
     style = Style(
         drop_invalid=policy.drop_invalid,
         localhost_node_ports=localhost,
         random_ports=version >= _RANDOM_FULLY,
+        counters=counters,
     )
-    lookup, stopping, progress, clean_flows = parts
+    lookup, stopping, progress, clean_flows, _ = parts
     rules = {
         family: IptReconciler(family, ToolRules(each), lookup, style, stopping, progress, clean_flows)
         for family, each in tools.items()
@@ -117,7 +135,8 @@ def _iptables(config: Config, policy: NodePolicy, families: Sequence[Family], pa
         predecessors=predecessors(families, chosen.backend),
         watch=watch,
         share=_SHARE,
-        detected=tuple(_found(chosen, version, localhost=localhost)),
+        collector=AccountedPackets(accounting.packets, counters),
+        detected=(*_found(chosen, version, localhost=localhost), _counting(why_none)),
     )
 
 
@@ -136,3 +155,7 @@ def _found(chosen: Choice, version: tuple[int, ...], *, localhost: bool) -> Iter
     yield Detected("iptables", ".".join(map(str, version)), "iptables --version")
     yield Detected("iptables backend", chosen.backend, chosen.why)
     yield Detected("node ports on localhost", "yes" if localhost else "no", "iptables.localhostNodePorts, IPv4")
+
+
+def _counting(why_none: str) -> Detected:
+    return Detected("rules count packets", "no" if why_none else "yes", why_none or "nfacct is there")

@@ -140,4 +140,10 @@ def _sources(ranges: tuple[str, ...], refuse: Refuse) -> dict[Family, tuple[str,
         elif text.strip():
             unreadable = True
             refuse(Reason.INVALID_SOURCE_RANGE, f"spec.loadBalancerSourceRanges[{index}]: {text!r} is not a CIDR")
-    return {f: collapse(tuple(r)) if r or unreadable else None for f, r in found.items()}
+    return {f: _merged(r) if r or unreadable else None for f, r in found.items()}
+
+
+def _merged(ranges: list[str]) -> tuple[str, ...]:
+    """Without overlaps; in the order in which they are given, as far as that can be."""
+    places = {each: index for index, each in reversed(list(enumerate(ranges)))}
+    return tuple(sorted(collapse(tuple(ranges)), key=lambda each: places.get(each, len(ranges))))

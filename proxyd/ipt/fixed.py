@@ -6,13 +6,12 @@ Source: pkg/proxy/iptables/proxier.go. Chains, rules and comments are kube-proxy
 from __future__ import annotations
 
 from proxyd.ipt import names
-from proxyd.ipt.objects import ACCEPT, DROP, MARK, MASQUERADE, RETURN, Chain, Placed, Rule, Table
+from proxyd.ipt.objects import ACCEPT, DROP, MARK, MASQUERADE, NEW, RETURN, Chain, Placed, Rule, Table
 from proxyd.ipt.render import LOOPBACK, host
 from proxyd.ipt.style import INVALID_DROPPED, Style
 from proxyd.model import Family, NodeSettings
 
 NAT, FILTER, MANGLE = Table.NAT, Table.FILTER, Table.MANGLE
-_NEW = "NEW"
 _PORTALS = "kubernetes service portals"
 _VISIBLE = "kubernetes externally-visible service portals"
 _BALANCERS = "kubernetes load balancer firewall"
@@ -20,15 +19,15 @@ _NODE_PORTS_LAST = "kubernetes service nodeports; NOTE: this must be the last ru
 
 # In the order in which each is put first, so in each built-in chain the last of these comes first.
 JUMPS = (
-    Placed(FILTER, "INPUT", Rule(names.EXTERNAL_SERVICES, _VISIBLE, states=_NEW)),
-    Placed(FILTER, "FORWARD", Rule(names.EXTERNAL_SERVICES, _VISIBLE, states=_NEW)),
+    Placed(FILTER, "INPUT", Rule(names.EXTERNAL_SERVICES, _VISIBLE, states=NEW)),
+    Placed(FILTER, "FORWARD", Rule(names.EXTERNAL_SERVICES, _VISIBLE, states=NEW)),
     Placed(FILTER, "INPUT", Rule(names.NODE_PORTS, "kubernetes health check service ports")),
-    Placed(FILTER, "FORWARD", Rule(names.SERVICES, _PORTALS, states=_NEW)),
-    Placed(FILTER, "OUTPUT", Rule(names.SERVICES, _PORTALS, states=_NEW)),
+    Placed(FILTER, "FORWARD", Rule(names.SERVICES, _PORTALS, states=NEW)),
+    Placed(FILTER, "OUTPUT", Rule(names.SERVICES, _PORTALS, states=NEW)),
     Placed(FILTER, "FORWARD", Rule(names.FORWARD, "kubernetes forwarding rules")),
-    Placed(FILTER, "INPUT", Rule(names.PROXY_FIREWALL, _BALANCERS, states=_NEW)),
-    Placed(FILTER, "OUTPUT", Rule(names.PROXY_FIREWALL, _BALANCERS, states=_NEW)),
-    Placed(FILTER, "FORWARD", Rule(names.PROXY_FIREWALL, _BALANCERS, states=_NEW)),
+    Placed(FILTER, "INPUT", Rule(names.PROXY_FIREWALL, _BALANCERS, states=NEW)),
+    Placed(FILTER, "OUTPUT", Rule(names.PROXY_FIREWALL, _BALANCERS, states=NEW)),
+    Placed(FILTER, "FORWARD", Rule(names.PROXY_FIREWALL, _BALANCERS, states=NEW)),
     Placed(NAT, "OUTPUT", Rule(names.SERVICES, _PORTALS)),
     Placed(NAT, "PREROUTING", Rule(names.SERVICES, _PORTALS)),
     Placed(NAT, "POSTROUTING", Rule(names.POSTROUTING, "kubernetes postrouting rules")),

@@ -24,6 +24,8 @@ class Table(StrEnum):
 # Targets that are no chains of ours.
 ACCEPT, DROP, REJECT, RETURN = "ACCEPT", "DROP", "REJECT", "RETURN"
 DNAT, MASQUERADE, MARK = "DNAT", "MASQUERADE", "MARK"
+# The state of connections that the jumps to refusals are for.
+NEW = "NEW"
 
 
 class Recent(msgspec.Struct, frozen=True, gc=False):

@@ -14,6 +14,9 @@ NFT_TABLE = "kube-proxy"
 NFT_TRANSLATING = ("nat-prerouting", "nat-output")
 
 MARK_MASQ = "KUBE-MARK-MASQ"
+# An empty chain of table nat, which says that proxyd was the last to write these chains: kube-proxy deletes chains of
+# Services that it does not know, so it is gone as soon as kube-proxy has the same chains, and only then.
+OWN_MARK = "KUBE-SVC-PROXYDWROTETHESE"
 _CANARY = "KUBE-PROXY-CANARY"
 _DISPATCH = {
     "nat": frozenset({"KUBE-SERVICES", "KUBE-POSTROUTING"}),

@@ -12,7 +12,7 @@ from itertools import groupby
 
 import msgspec
 
-from proxyd.ipt.ownership import MARK_MASQ, is_own_chain, is_own_jump, translates
+from proxyd.ipt.ownership import MARK_MASQ, OWN_MARK, is_own_chain, is_own_jump, translates
 
 # Chains in one call: both backends take longer than in proportion to it.
 BATCH = 1000
@@ -39,12 +39,19 @@ class Found(msgspec.Struct, frozen=True):
     """What there is of kube-proxy: jumps and chains that can go, and chains that stay since others' rules lead to them.
 
     ``forward_drops``: the policy of the filter table's FORWARD is to drop, and kube-proxy accepted traffic before that.
+    ``own``: it was proxyd that wrote them, in its other mode.
     """
 
     jumps: tuple[Jump, ...] = ()
     chains: tuple[Chain, ...] = ()
     kept: tuple[Chain, ...] = ()
     forward_drops: bool = False
+    own: bool = False
+
+    @property
+    def whose(self) -> str:
+        """Whose rules these are, for people."""
+        return "proxyd's other mode" if self.own else "kube-proxy"
 
     @property
     def emptied(self) -> tuple[Chain, ...]:
@@ -80,7 +87,10 @@ def found(jumps: Iterable[Jump], chains: set[Chain], used: set[Chain], *, drops:
     """``Found`` of all jumps, all chains, and the chains that others' rules lead to; None where nothing can go."""
     jumps, going = tuple(jumps), tuple(sorted(chains - used))
     accepting = any(jump.chain == "FORWARD" for jump in jumps)
-    return Found(jumps, going, tuple(sorted(chains & used)), drops and accepting) if jumps or going else None
+    if not jumps and not going:
+        return None
+    own = Chain("nat", OWN_MARK) in chains
+    return Found(jumps, going, tuple(sorted(chains & used)), drops and accepting, own)
 
 
 def steps(jumps: Sequence[Jump]) -> list[list[Jump]]:

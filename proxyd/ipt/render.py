@@ -15,7 +15,7 @@ from proxyd.desired.endpoints import Backend
 from proxyd.desired.forwarding import Forwarding, Frontend, PortForwarding, Route
 from proxyd.ipt import names
 from proxyd.ipt.names import backend_text, chain_name, endpoint_chain
-from proxyd.ipt.objects import DNAT, DROP, REJECT, Chain, Placed, Recent, Rule, Table
+from proxyd.ipt.objects import ACCEPT, DNAT, DROP, REJECT, Chain, Placed, Recent, Rule, Table
 from proxyd.ipt.style import LOCALHOST_ACCEPTED, Style
 from proxyd.model import Family, LocalDetector, NodeSettings
 
@@ -233,10 +233,10 @@ class _Port:
 
 
 def _health_check(forwarding: Forwarding) -> Iterator[Placed]:
-    """Lets load balancers ask; named after the Service's first port, as kube-proxy does for each port."""
+    """Lets load balancers ask: one rule for each port of the Service, as kube-proxy has them."""
     if forwarding.health_check is None:
         return
-    name = forwarding.ports[0].name if forwarding.ports else str(forwarding.key)
-    comment = f"{name} health check node port"
-    rule = Rule("ACCEPT", comment, protocol="tcp", port=forwarding.health_check.port)
-    yield Placed(Table.FILTER, names.NODE_PORTS, rule)
+    for name in dict.fromkeys(port.name for port in forwarding.ports) or (str(forwarding.key),):
+        comment = f"{name} health check node port"
+        rule = Rule(ACCEPT, comment, protocol="tcp", port=forwarding.health_check.port)
+        yield Placed(Table.FILTER, names.NODE_PORTS, rule)

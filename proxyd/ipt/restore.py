@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from functools import cache
 
 from proxyd.ipt import objects as o
-from proxyd.ipt.objects import Rule, Table, Transaction
+from proxyd.ipt.objects import NEW, Rule, Table, Transaction
 
 # After nat, so that what refuses is never there without what forwards.
 _LATER = (Table.MANGLE, Table.FILTER)
@@ -55,12 +55,20 @@ def _lines(t: Transaction, table: Table) -> Iterator[str]:
 
 
 def rule_text(rule: Rule) -> str:
-    """A rule as arguments, with a blank before each; comments in quotes, as iptables-save writes them."""
+    """A rule as arguments, with a blank before each; comments in quotes, as iptables-save writes them.
+
+    Matches are in kube-proxy's order: tools print them in the order in which they were given.
+    """
     parts = []
+    if rule.states == NEW:
+        parts.append(f" -m conntrack --ctstate {NEW}")
     if rule.comment:
         parts.append(f' -m comment --comment "{rule.comment}"')
-    if rule.counter:
-        parts.append(f" -m nfacct --nfacct-name {rule.counter}")
+    if rule.destination_local:
+        parts.append(" -m addrtype --dst-type LOCAL")
+    if rule.recent:
+        use = f"--rcheck --seconds {rule.recent.seconds} --reap" if rule.recent.seconds else "--set"
+        parts.append(f" -m recent --name {rule.recent.list} {use}")
     if rule.protocol:
         parts.append(f" -m {rule.protocol} -p {rule.protocol}")
     if rule.source:
@@ -80,18 +88,15 @@ def _rare(rule: Rule) -> Iterator[str]:
         yield _signed("-i", rule.interface)
     if rule.source_local:
         yield " -m addrtype --src-type LOCAL"
-    if rule.destination_local:
-        yield " -m addrtype --dst-type LOCAL"
-    if rule.states:
+    if rule.states and rule.states != NEW:
         yield " -m conntrack" + _signed("--ctstate", rule.states)
     if rule.marked or rule.unmarked:
         bit = f"{rule.marked or rule.unmarked:#010x}"
         yield f" -m mark{' !' if rule.unmarked else ''} --mark {bit}/{bit}"
-    if rule.recent:
-        use = f"--rcheck --seconds {rule.recent.seconds} --reap" if rule.recent.seconds else "--set"
-        yield f" -m recent --name {rule.recent.list} {use}"
     if rule.one_of:
         yield f" -m statistic --mode random --probability {probability(rule.one_of)}"
+    if rule.counter:
+        yield f" -m nfacct --nfacct-name {rule.counter}"
 
 
 def _target(rule: Rule) -> str:

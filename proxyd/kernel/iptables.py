@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import IO, Protocol
 
 from proxyd.errors import CannotWorkHereError
+from proxyd.kernel.xtables_lock import XtablesLock
 from proxyd.model import Family
 
 # Seconds to wait for the lock that all users of the legacy tools on a machine share.
@@ -76,9 +77,11 @@ class IptablesTools:
         path: str = "",
         lock_wait: int = LOCK_WAIT,
         author: Callable[[int], AbstractContextManager[None]] = lambda _: nullcontext(),
+        lock: XtablesLock | None = None,
     ) -> None:
         """``path`` is where the tools are, as in $PATH; ``lock_wait`` is how long to wait for the lock, in seconds.
 
+        ``lock`` measures how long that takes, and adds a little to it.
         ``author`` is entered with the id of a process before that can change anything, and left when it has ended.
         """
         self.family = family
@@ -86,6 +89,7 @@ class IptablesTools:
         self._path = path or _usual_path()
         self._lock_wait = lock_wait
         self._author = author
+        self._lock = lock
         self._names = "ip_tables_names" if family is Family.IPV4 else "ip6_tables_names"
 
     def tables(self) -> tuple[str, ...]:
@@ -125,7 +129,10 @@ class IptablesTools:
         """See ``Iptables``."""
         command = [self._tool("restore"), *self._wait(), "--noflush"]
         pipe = subprocess.PIPE
+        # Only the legacy tools have a lock.
+        look = self._lock.call() if self._lock and self.backend is Backend.LEGACY else nullcontext()
         with (
+            look,
             subprocess.Popen(command, stdin=pipe, stdout=subprocess.DEVNULL, stderr=pipe) as process,  # noqa: S603
             self._author(process.pid),
         ):

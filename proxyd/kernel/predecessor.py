@@ -109,7 +109,7 @@ class OwnTable:
         """See ``Predecessor``."""
         with _telling():
             chains = [each for each, _ in _chains(self.family) if each.table == TABLE]
-        return Found(chains=tuple(sorted(chains))) if chains else None
+        return Found(chains=tuple(sorted(chains)), own=True) if chains else None
 
     def remove(self, found: Found, rest: Rest = lambda _: None) -> None:  # noqa: ARG002  (all of it goes)
         """See ``Predecessor``. In one transaction: every connection meets all of it, or nothing."""

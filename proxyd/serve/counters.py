@@ -57,7 +57,7 @@ class SyncCounters:
     def __init__(self, families: Sequence[Family], registry: CollectorRegistry, mode: str = "nftables") -> None:
         make = _ByFamily(families, registry)
         self._families = make.families
-        self._iptables = IptablesMetrics(registry, families) if mode == "iptables" else None
+        self.iptables = IptablesMetrics(registry, families) if mode == "iptables" else None
         self._passes = make.histogram(f"{SYNC}duration_seconds", "Duration of all syncs")
         self._full = make.histogram("kubeproxy_sync_full_proxy_rules_duration_seconds", "Duration of full syncs")
         self._partial = make.histogram(
@@ -110,8 +110,8 @@ class SyncCounters:
         # A pass can also fail without the kernel having said no.
         self._failures.labels(result.family).inc(max(result.refusals, bool(result.error)))
         self._refusals.labels(result.family).inc(result.refusals)
-        if self._iptables is not None:
-            self._iptables.pass_done(result)
+        if self.iptables is not None:
+            self.iptables.pass_done(result)
         if not result.error:
             self._operations.labels(result.family).inc(result.operations)
 

@@ -129,14 +129,17 @@ class Server:
         routes: Routes,
         hard_fail: Callable[[str], None] | None = None,
         told: Callable[[str], None] = lambda _: None,
+        *,
+        both: bool = True,
     ) -> Listener:
-        """Begins to listen on an IP address, without waiting for it; "0.0.0.0" is IPv4 only, "::" is both families.
+        """Begins to listen on an IP address, without waiting for it; "0.0.0.0" is IPv4 only, "::" is ``both`` families.
 
         An address that cannot be had is tried again for as long as it takes. With ``hard_fail``, that is called instead
         (on the server's thread, with what went wrong) and the listener given up. ``told`` is called so too, the first time.
         """
         name = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-        listener = Listener(name, functools.partial(sockets.bind_tcp, host, port), routes, hard_fail, told)
+        bind = functools.partial(sockets.bind_tcp, host, port, both=both)
+        listener = Listener(name, bind, routes, hard_fail, told)
         self.call(self._add, listener)
         return listener
 

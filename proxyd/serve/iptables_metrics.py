@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import product
 
-from prometheus_client import CollectorRegistry, Counter, Gauge
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.core import CounterMetricFamily, Metric
+from prometheus_client.registry import Collector
 
+from proxyd.ipt.style import INVALID_DROPPED, LOCALHOST_ACCEPTED
 from proxyd.model import Family
 from proxyd.sync.status import PassResult
 
@@ -23,6 +26,19 @@ FAILURES: Mapping[str, tuple[tuple[str, str], tuple[str, str]]] = {
     ),
 }
 _TABLES = ("nat", "filter")
+# The last one is the longest that is waited for.
+_LOCK_BUCKETS = (0.0, 0.01, 0.1, 0.5, 1.0, 2.0, 5.0)
+# By the kernel's counter: the name of the metric, and its explanation.
+_ACCOUNTED = {
+    INVALID_DROPPED: (
+        "kubeproxy_iptables_ct_state_invalid_dropped_packets_total",
+        "Packets that were dropped since conntrack found them invalid",
+    ),
+    LOCALHOST_ACCEPTED: (
+        "kubeproxy_iptables_localhost_nodeports_accepted_packets_total",
+        "Packets to node ports on localhost that were accepted",
+    ),
+}
 
 
 class IptablesMetrics:
@@ -44,11 +60,23 @@ class IptablesMetrics:
             ["ip_family"],
             registry=registry,
         )
+        self._waited = Histogram(
+            "proxyd_iptables_lock_wait_seconds",
+            "How long calls waited for the lock of iptables, which others held",
+            ["ip_family"],
+            buckets=_LOCK_BUCKETS,
+            registry=registry,
+        )
         for family in families:
+            self._waited.labels(family)
             self._partial.labels(family)
             self._locked.labels(family)
             for table, gauge in product(_TABLES, (self._total, self._last)):
                 gauge.labels(table, family)
+
+    def lock_waited(self, family: Family, seconds: float) -> None:
+        """A call waited so long for the lock."""
+        self._waited.labels(family).observe(seconds)
 
     def pass_done(self, result: PassResult) -> None:
         """Takes what a pass has done."""
@@ -59,3 +87,17 @@ class IptablesMetrics:
             self._last.labels(table, result.family).set(number)
         self._partial.labels(result.family).inc(counts.partial_failures)
         self._locked.labels(result.family).inc(counts.locked)
+
+
+class AccountedPackets(Collector):
+    """Shows the kernel's own counters; ``packets`` gives one by its name (None: not now), on the server's thread."""
+
+    def __init__(self, packets: Callable[[str], int | None], names: frozenset[str]) -> None:
+        self._packets = packets
+        self._names = names
+
+    def collect(self) -> Iterator[Metric]:
+        """One after the other; none of counters that rules do not use."""
+        for name, (metric, explanation) in _ACCOUNTED.items():
+            if name in self._names and (packets := self._packets(name)) is not None:
+                yield CounterMetricFamily(metric, explanation, packets)

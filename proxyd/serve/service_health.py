@@ -84,7 +84,10 @@ class ServiceHealth:
             self._server.remove_listener(self._listeners.pop(check))
         for check in wanted - self._listeners.keys():
             told = partial(self._told, check.key)
-            self._listeners[check] = self._server.add_listener(check.host, check.port, self._routes(check), told=told)
+            # Each family answers for itself, on the same port.
+            self._listeners[check] = self._server.add_listener(
+                check.host, check.port, self._routes(check), told=told, both=False
+            )
 
     def _routes(self, check: Check) -> Routes:
         def handle(_request: Request) -> Response:

@@ -11,14 +11,14 @@ BACKLOG = 128
 _CREDENTIALS = struct.Struct("3i")
 
 
-def bind_tcp(host: str, port: int) -> socket.socket:
-    """A listening TCP socket on an address; "::" is both families, "0.0.0.0" IPv4 only. Raises OSError."""
+def bind_tcp(host: str, port: int, *, both: bool = True) -> socket.socket:
+    """A listening TCP socket on an address; "0.0.0.0" is IPv4 only, "::" both families (or IPv6 only). Raises OSError."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     sock = socket.socket(family, socket.SOCK_STREAM)
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if family == socket.AF_INET6:
-            sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, host != "::")
+            sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, host != "::" or not both)
         sock.bind((host, port))
         # Here and not in the event loop: with SO_REUSEADDR, only this finds out that somebody else listens.
         sock.listen(BACKLOG)

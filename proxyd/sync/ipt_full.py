@@ -12,7 +12,7 @@ from proxyd.ipt import names
 from proxyd.ipt.delta import Holdings, Record, count
 from proxyd.ipt.fixed import CANARIES, DISPATCH, JUMPS, SHARED_JUMPS, fixed_chains, node_port_dispatch
 from proxyd.ipt.objects import Chain, ChainName, Placed, Table, Transaction
-from proxyd.ipt.ownership import is_own_chain
+from proxyd.ipt.ownership import OWN_MARK, is_own_chain
 from proxyd.ipt.render import ServiceRules, render_service
 from proxyd.ipt.saved import Contents, chain_print, rule_print
 from proxyd.ipt.steps import removal
@@ -35,7 +35,7 @@ def base(found: Contents, settings: NodeSettings, style: Style) -> Transaction:
     """Everything that belongs to no Service, with what is missing of dispatch chains and jumps."""
     declared = [(Table.FILTER, names.FIREWALL), *DISPATCH]
     missing = (Chain(*each) for each in declared if ChainName(*each) not in found.chains)
-    fixed = (*CANARIES, *fixed_chains(settings, style))
+    fixed = (*CANARIES, Chain(Table.NAT, OWN_MARK), *fixed_chains(settings, style))
     known = {(each.table, each.name) for each in fixed}
     chains = (*fixed, *(each for each in missing if (each.table, each.name) not in known))
     return Transaction(settings.family, chains=chains, insert=missing_jumps(found.jumps))
@@ -194,7 +194,7 @@ class RuleWriter:
     def _leave(self, found: Contents, holdings: Holdings) -> None:
         if not any(is_of_service(each) for each in found.chains):
             return
-        current = holdings.chain_names()
+        current = holdings.chain_names() | {OWN_MARK}
         self.left = tuple(sorted(each for each in found.chains if is_of_service(each) and each.name not in current))
 
     def delete_left(self, used: frozenset[str] | set[str]) -> None:

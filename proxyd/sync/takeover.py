@@ -107,7 +107,7 @@ class Takeover:
             place.predecessor.remove(found, self._breathe)
             place.removals += 1
             seconds = round(time.monotonic() - started, 3)
-            log.info("rules of kube-proxy removed", place=place.predecessor.place, seconds=seconds)
+            log.info(f"rules of {found.whose} removed", place=place.predecessor.place, seconds=seconds)
         place.failures, place.error = 0, ""
         self._rest(place)
 
@@ -143,14 +143,14 @@ def _tell(place: _Place, found: Found) -> None:
     if found.kept:
         names = [f"{chain.table} {chain.name}" for chain in found.kept]
         details["kept_because_others_use_them"] = ", ".join(names[:_SHOWN]) + (" ..." if names[_SHOWN:] else "")
-    if place.removals and not place.failures:
+    if place.removals and not place.failures and not found.own:
         log.warning(
             "rules of kube-proxy are back, removing them again: is it still running? Stop it on this node",
             removed_before=place.removals,
             **details,
         )
     else:
-        log.info("rules of kube-proxy found, removing them", **details)
+        log.info(f"rules of {found.whose} found, removing them", **details)
     if found.forward_drops:
         log.warning(
             "the policy of FORWARD is DROP, and rules of kube-proxy that accepted traffic go now: "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 from proxyd.ipt.style import Style
 from proxyd.kernel.ipt_rules import ToolRules
 from proxyd.kernel.iptables import Backend, IptablesTools
+from proxyd.kernel.xtables_lock import VARIABLE
 from proxyd.model import EndpointSlice, Family, Service
 from proxyd.sync.ipt_reconcile import IptReconciler
 from tests import build
@@ -18,6 +20,7 @@ from tests.cluster.conftest import Rules
 from tests.cluster.manifests import METRICS_PORT, Connecting, answers, manifest, metric
 from tests.cluster.namespaces import inside
 from tests.cluster.test_traffic import test_a_pod_reaches_itself  # noqa: F401  (the same claim, on this module's fixture)
+from tests.controlplane.exposition import value
 from tests.netns import forget_flows
 from tests.program import FLAGS, Proxyd, until, write
 from tests.topology import Topology
@@ -165,6 +168,45 @@ def test_rules_that_somebody_flushed_come_back_and_a_change_is_served(
             assert answers(world) == {"pod1", "pod3"}
         write(folder, "web.yaml", manifest(pods=("pod2",)))
         until(lambda: answers(world, count=3) == {"pod2"}, "the change is served")
+
+
+def test_a_lock_that_others_hold_is_told_and_measured_and_the_change_comes_after_it(
+    world: Topology, folder: Path, log: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "xtables.lock"
+    monkeypatch.setenv(VARIABLE, str(file))
+    flush(world)
+    world.node.run("iptables-legacy", "-t", "mangle", "-N", "KUBE-KUBELET-CANARY")
+    with Proxyd(world, folder, log, flags=IPTABLES) as proxyd:
+        assert metric(proxyd, "proxyd_iptables_lock_wait_seconds_count") > 0
+        before = metric(proxyd, "proxyd_iptables_lock_wait_seconds_sum")
+        with file.open("w") as held:
+            fcntl.flock(held, fcntl.LOCK_EX)
+            write(folder, "web.yaml", manifest(pods=("pod2",)))
+            proxyd.wait_event("somebody holds the lock of iptables, waiting for it", level="warning")
+        until(lambda: answers(world, count=3) == {"pod2"}, "the change is served")
+        assert metric(proxyd, "proxyd_iptables_lock_wait_seconds_sum") > before + 0.9
+        assert metric(proxyd, "proxyd_iptables_lock_failures_total") == 0
+    flush(world)
+
+
+def test_packets_that_rules_count_are_metrics_where_the_kernel_can(
+    world: Topology, backend: str, folder: Path, log: Path
+) -> None:
+    ports = [{"name": "http", "port": 80, "nodePort": 30080}]
+    write(folder, "web.yaml", manifest(type="NodePort", ports=ports))
+
+    def counted(what: str) -> float:
+        return value(proxyd.get("/metrics", METRICS_PORT)[1], f"kubeproxy_iptables_{what}_packets_total")
+
+    with Proxyd(world, folder, log, "--nodeport-addresses", "0.0.0.0/0", flags=IPTABLES) as proxyd:
+        if "nfacct" not in world.node.run(f"iptables-{backend}-save").stdout:
+            pytest.skip("this kernel has no nfacct")
+        before = counted("localhost_nodeports_accepted")
+        assert len(world.ask("node", "127.0.0.1", 30080, count=3)) == 3
+        assert counted("localhost_nodeports_accepted") == before + 3
+        assert "\nkubeproxy_iptables_ct_state_invalid_dropped_packets_total " in proxyd.get("/metrics", METRICS_PORT)[1]
+        assert "proxyd_service_connections_total" not in proxyd.get("/metrics", METRICS_PORT)[1]
 
 
 def test_rules_are_counted_as_in_kube_proxy(world: Topology, backend: str, folder: Path, log: Path) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from proxyd.kernel.xtables_lock import VARIABLE
 from tests.cluster_api.steps import Offers
 from tests.controlplane import objects
 from tests.controlplane.api import Api
@@ -23,6 +24,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if str(item.path).startswith(HERE):
             item.add_marker(pytest.mark.kernel)
+
+
+@pytest.fixture(autouse=True)
+def _lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The lock of iptables is one for the whole machine, where others may hold it."""
+    monkeypatch.setenv(VARIABLE, str(tmp_path / "xtables.lock"))
 
 
 @contextlib.contextmanager

@@ -8,19 +8,19 @@ import shutil
 import signal
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import yaml
 
 from tests.controlplane.namespaces import connect, listen
 from tests.controlplane.plane import ADMIN_TOKEN, PORT, Plane, kubeconfig, programs
-from tests.program import CLUSTER_CIDR, DEADLINE, until
-from tests.topology import Topology
+from tests.program import CLUSTER_CIDR, DEADLINE, Place, until
 
 NAME = "kube-proxy"
 # Not those of proxyd: both may run.
-HEALTH_PORT = 10356
+HEALTH_PORT, METRICS_PORT = 10356, 10349
 NEAR_PORT = 8443
 MODES = ("nftables", "iptables-nft", "iptables-legacy")
 
@@ -35,7 +35,7 @@ def program() -> Path:
 
 
 @contextlib.contextmanager
-def way_to(plane: Plane, world: Topology, folder: Path, port: int = NEAR_PORT) -> Iterator[Path]:
+def way_to(plane: Plane, world: Place, folder: Path, port: int = NEAR_PORT) -> Iterator[Path]:
     """Lets programs on the node reach the API server, and gives a kubeconfig for them."""
     with listen(world.node, port) as listener:
         threading.Thread(target=_relay, args=(listener, plane), daemon=True).start()
@@ -68,12 +68,14 @@ def _pass_on(one: socket.socket, other: socket.socket) -> None:
 class KubeProxy:
     """A running kube-proxy. A context manager: it has ended after it, and its rules stay."""
 
-    def __init__(self, world: Topology, folder: Path, config: Path, mode: str) -> None:
-        """Starts it in one of ``MODES``, and waits until its rules are written."""
+    def __init__(
+        self, world: Place, folder: Path, config: Path, mode: str, more: Mapping[str, Any] | None = None
+    ) -> None:
+        """Starts it in one of ``MODES``, with ``more`` in its configuration, and waits until its rules are written."""
         self._world = world
         self._log = folder / f"{NAME}.log"
         file = folder / f"{NAME}.yaml"
-        file.write_text(yaml.safe_dump(_configuration(config, mode.split("-", maxsplit=1)[0])))
+        file.write_text(yaml.safe_dump(configuration(config, mode.split("-", maxsplit=1)[0]) | (more or {})))
         words = [str(program()), f"--config={file}", "--hostname-override=node1"]
         path = os.environ["PATH"]
         if backend := mode.partition("-")[2]:
@@ -109,7 +111,8 @@ class KubeProxy:
         return bool(status == 200)
 
 
-def _configuration(config: Path, mode: str) -> dict[str, object]:
+def configuration(config: Path, mode: str) -> dict[str, Any]:
+    """A KubeProxyConfiguration that leaves alone what belongs to the whole machine."""
     return {
         "apiVersion": "kubeproxy.config.k8s.io/v1alpha1",
         "kind": "KubeProxyConfiguration",
@@ -117,7 +120,7 @@ def _configuration(config: Path, mode: str) -> dict[str, object]:
         "clusterCIDR": CLUSTER_CIDR,
         "clientConnection": {"kubeconfig": str(config)},
         "healthzBindAddress": f"127.0.0.1:{HEALTH_PORT}",
-        "metricsBindAddress": "127.0.0.1:10349",
+        "metricsBindAddress": f"127.0.0.1:{METRICS_PORT}",
         # These limits are the machine's, not the namespace's.
         "conntrack": {"maxPerCore": 0, "min": 0, "tcpEstablishedTimeout": "0s", "tcpCloseWaitTimeout": "0s"},
         "oomScoreAdj": 0,

@@ -7,7 +7,7 @@ text, which has to be given exactly as it is printed.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 
 from proxyd.kernel.iptables import IptablesRefusedError
 
@@ -18,15 +18,20 @@ BUILT_IN = {
 }
 _TARGET = re.compile(r"(?:^| )-[jg] (\S+)")
 _QUOTED = re.compile(r'"(?:[^"\\]|\\.)*"')
+_COUNTER = re.compile(r" -m nfacct --nfacct-name (\S+)")
 _EXTENSIONS = {"ACCEPT", "DROP", "RETURN", "REJECT", "LOG", "MARK", "DNAT", "MASQUERADE"}
 
 Table = dict[str, list[str]]
 
 
 class FakeIptables:
-    """Implements ``Iptables`` in memory. ``restored`` are the inputs that were carried out."""
+    """Implements ``Iptables`` in memory. ``restored`` are the inputs that were carried out.
 
-    def __init__(self) -> None:
+    ``counters`` are the names of the nfacct objects that there are; None is a kernel without the match.
+    """
+
+    def __init__(self, counters: Container[str] | None = None) -> None:
+        self._counters = counters
         self._tables: dict[str, Table] = {}
         self.restored: list[str] = []
 
@@ -55,8 +60,13 @@ class FakeIptables:
             elif line == "COMMIT":
                 self._tables[name] = table
             else:
+                self._check(line)
                 _carry_out(table, line)
         self.restored.append(text)
+
+    def _check(self, line: str) -> None:
+        if (named := _COUNTER.search(line)) and (self._counters is None or named[1] not in self._counters):
+            raise IptablesRefusedError(f"no match or counter of this name: {line}")
 
 
 def _empty(table: str) -> Table:

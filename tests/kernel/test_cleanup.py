@@ -10,6 +10,7 @@ import pytest
 
 from proxyd import cleanup as module
 from proxyd.cleanup import remove
+from proxyd.ipt.ownership import OWN_MARK
 from proxyd.kernel.lock import lock_namespace
 from tests.kernel.test_predecessor import OTHERS, RULES, TABLE, Namespace
 from tests.netns import why_not
@@ -75,6 +76,20 @@ def test_own_leaves_kube_proxys_rules(full: Namespace) -> None:
     assert run(full, "--own").returncode == 0
     assert tables(full) == ["table ip kube-proxy", "table ip kube-proxy-of-somebody"]
     assert [full.rules(backend) for backend in ("nft", "legacy")] == before
+
+
+def test_own_takes_the_chains_of_iptables_mode_that_proxyd_was_the_last_to_write(full: Namespace) -> None:
+    kube_proxys = full.rules("legacy")
+    full.restore("nft", f"*nat\n:{OWN_MARK} - [0:0]\nCOMMIT\n")
+    done = run(full, "--own")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert len(full.rules("nft")) == 8
+    assert full.rules("legacy") == kube_proxys
+    assert done.stdout.splitlines()[2:] == [
+        "left alone, since kube-proxy wrote them: the rules in nftables table ip kube-proxy",
+        "proxyd's rules removed: iptables-nft, IPv4 (8 chains, 4 jumps)",
+        "left alone, since kube-proxy wrote them: the rules in iptables-legacy, IPv4",
+    ]
 
 
 def test_a_running_proxyd_keeps_everything(full: Namespace) -> None:

@@ -57,7 +57,7 @@ def everything(family: Family, endpoints: int = 3, **fields: Any) -> list[Object
     rich = build.service(
         "rich",
         ip=first,
-        ports=(build.port(node_port=30080), build.port("dns", "udp", 53), build.port("sctp", "sctp", 132)),
+        ports=(build.port(node_port=30080), build.port(53, "dns", "udp"), build.port(132, "sctp", "sctp")),
         external_ips=(external,),
         ingress_ips=(ingress,),
         source_ranges=(sources,),

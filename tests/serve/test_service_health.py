@@ -42,8 +42,8 @@ class Node:
         self.told: queue.Queue[tuple[ServiceKey, str]] = queue.Queue()
         self.health = ServiceHealth(self.server, lambda: self.healthy, lambda *what: self.told.put(what))
 
-    def get(self, port: int) -> tuple[int, dict[str, Any], str | None]:
-        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+    def get(self, port: int, host: str = "127.0.0.1") -> tuple[int, dict[str, Any], str | None]:
+        connection = http.client.HTTPConnection(host, port, timeout=10)
         try:
             connection.request("GET", "/any/path")
             response = connection.getresponse()
@@ -103,6 +103,19 @@ def test_answers_follow_the_number_of_local_endpoints(node: Node) -> None:
     assert (code, body["localEndpoints"], weight) == (503, 0, "0")
     node.update(HealthCheck(WEB, port, 5))
     assert node.get(port)[0] == 200
+
+
+def test_each_family_answers_for_itself_on_the_same_port_of_any_address(node: Node) -> None:
+    port = free_port()
+    both = (
+        status(HealthCheck(WEB, port, local), family=family, hosts=None).families[0]
+        for family, local in ((V4, 1), (V6, 0))
+    )
+    node.health.update(Status("iptables", tuple(both)))
+    for listener in node.health.listeners:
+        assert listener.listening.wait(10), listener.name
+    assert (node.get(port)[0], node.get(port, "::1")[0]) == (200, 503)
+    assert node.told.empty()
 
 
 def test_rules_that_are_not_current_recommend_the_node_for_nothing(node: Node) -> None:

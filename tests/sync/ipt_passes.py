@@ -7,6 +7,7 @@ from typing import Any
 
 from proxyd.ipt import names
 from proxyd.ipt.objects import Table, Transaction
+from proxyd.ipt.ownership import OWN_MARK
 from proxyd.model import Family
 from proxyd.nft.drift import Drift
 from tests.fakes.ipt_kernel import FakeKernel
@@ -36,7 +37,7 @@ def touches(number: int) -> Callable[[Transaction], bool]:
 
 
 def service_chains(kernel: FakeKernel) -> set[str]:
-    return {name for name in kernel.rules.tables[NAT] if name.startswith(names.PREFIXES)}
+    return {name for name in kernel.rules.tables[NAT] if name.startswith(names.PREFIXES)} - {OWN_MARK}
 
 
 def drift(*chains: str, everything: bool = False) -> Drift:

@@ -11,6 +11,7 @@ import pytest
 from proxyd.ipt import names
 from proxyd.ipt.fixed import JUMPS, SHARED_JUMPS
 from proxyd.ipt.objects import Chain, Placed, Rule, Table, Transaction
+from proxyd.ipt.ownership import OWN_MARK
 from proxyd.model import Family
 from proxyd.sync.full import StoppedError
 from proxyd.sync.ipt_reconcile import LARGE
@@ -102,6 +103,19 @@ def test_a_restart_without_changes_ends_in_equal_rules_and_jumps_that_are_there_
     (call,) = world.kernel.commits[done:]
     assert not call.insert
     assert not {chain.name for chain in call.chains} & (service_chains(world.kernel) | {names.SERVICES})
+
+
+def test_the_mark_of_whose_chains_these_are_is_put_there_by_every_full_write_and_is_never_left_over() -> None:
+    world = IptWorld(*cluster("a", "b"))
+    world.sync()
+    assert OWN_MARK in world.kernel.rules.tables[NAT]
+    del world.kernel.rules.tables[NAT][OWN_MARK]  # as a kube-proxy does
+    for _ in range(2):
+        world.restart()
+        world.remove(*cluster("b"))
+        world.settle()
+        assert not world.reconciler.cleanup_owed
+        assert OWN_MARK in world.kernel.rules.tables[NAT]
 
 
 def test_only_chains_that_are_wrong_are_written_again() -> None:

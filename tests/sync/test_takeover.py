@@ -125,6 +125,14 @@ def test_what_was_found_and_removed_is_told(start: Start, log: LogCapture) -> No
     assert events(log, "the policy of FORWARD is DROP")[0]["log_level"] == "warning"
 
 
+def test_rules_of_our_own_other_mode_are_not_called_kube_proxys(start: Start, log: LogCapture) -> None:
+    old = FakePredecessor(found=Found(RULES.jumps, RULES.chains, own=True))
+    start(old).update(written(Family.IPV4))
+    until(lambda: events(log, "rules of proxyd's other mode removed"), "told")
+    assert events(log, "rules of proxyd's other mode found, removing them")
+    assert not [entry for entry in log.entries if "kube-proxy" in entry["event"]]
+
+
 def test_where_nothing_is_nothing_is_said(start: Start, log: LogCapture) -> None:
     old = FakePredecessor(found=None)
     start(old).update(written(Family.IPV4))

@@ -196,7 +196,11 @@ class TestSourceRanges:
         assert self.sources("2001:db8::/32") == (None, ("2001:db8::/32",))
 
     def test_with_blanks_around_them(self) -> None:
-        assert self.sources(" 203.0.113.0/25", "198.51.100.0/24 ")[0] == ("198.51.100.0/24", "203.0.113.0/25")
+        assert self.sources(" 203.0.113.0/25", "198.51.100.0/24 ")[0] == ("203.0.113.0/25", "198.51.100.0/24")
+
+    def test_keep_the_order_in_which_they_are_given_as_far_as_they_are_not_merged(self) -> None:
+        given = ("203.0.113.128/25", "192.0.2.0/24", "203.0.113.0/25", "10.0.0.0/8")
+        assert self.sources(*given)[0] == ("192.0.2.0/24", "10.0.0.0/8", "203.0.113.0/24")
 
     def test_with_leading_zeros_and_host_bits(self) -> None:
         assert self.sources("010.1.2.3/8")[0] == ("10.0.0.0/8",)

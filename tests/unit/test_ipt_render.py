@@ -8,10 +8,11 @@ import pytest
 
 from proxyd.desired.services import Desired
 from proxyd.ipt import names
+from proxyd.ipt.fixed import JUMPS, fixed_chains
 from proxyd.ipt.objects import Table
 from proxyd.ipt.render import render_service
 from proxyd.ipt.restore import rule_text
-from proxyd.ipt.style import LOCALHOST_ACCEPTED, Style
+from proxyd.ipt.style import INVALID_DROPPED, LOCALHOST_ACCEPTED, Style
 from proxyd.model import EndpointSlice, Family, LocalDetector, Service
 from tests import build
 
@@ -121,7 +122,7 @@ def test_affinity_looks_a_client_up_and_notes_it() -> None:
     for rule in made.chains[SVC][1:3]:
         endpoint = rule.split()[-1]
         assert f" -m recent --name {endpoint} --rcheck --seconds 60 --reap -j" in rule
-        assert f" -m recent --name {endpoint} --set -j DNAT" in made.chains[endpoint][1]
+        assert f" -m recent --name {endpoint} --set -m tcp -p tcp -j DNAT" in made.chains[endpoint][1]
 
 
 def test_policy_cluster_masquerades_all_that_comes_by_an_external_address() -> None:
@@ -199,7 +200,7 @@ def test_without_endpoints_everything_is_refused_and_no_chain_is_left() -> None:
     )
     outside = made.placed(Table.FILTER, names.EXTERNAL_SERVICES)
     assert [rule.split()[-1] for rule in outside] == ["REJECT"] * 3
-    assert outside[-1].endswith(" --dport 30080 -m addrtype --dst-type LOCAL -j REJECT")
+    assert outside[-1].endswith(" -m addrtype --dst-type LOCAL -m tcp -p tcp --dport 30080 -j REJECT")
     assert not made.placed(Table.NAT, names.SERVICES)
     assert not made.placed(Table.FILTER, names.PROXY_FIREWALL)
 
@@ -211,6 +212,16 @@ def test_internal_policy_local_uses_endpoints_of_this_node_for_the_cluster_ip() 
     assert "KUBE-MARK-MASQ" in made.chains[SVL][0]
     none = Made(build.service(internal_local=True), REMOTE)
     assert "has no local endpoints" in none.placed(Table.FILTER, names.SERVICES)[0]
+
+
+def test_a_health_check_node_port_is_let_in_once_for_each_port() -> None:
+    ports = (build.port(node_port=30080), build.port(53, "dns", "udp"))
+    made = Made(external(ports=ports, external_local=True, health_check_node_port=30999), LOCAL)
+    rules = made.placed(Table.FILTER, names.NODE_PORTS)
+    assert [rule.split('"')[1] for rule in rules] == [
+        f"default/web:{name} health check node port" for name in ("http", "dns")
+    ]
+    assert all(rule.endswith(" -m tcp -p tcp --dport 30999 -j ACCEPT") for rule in rules)
 
 
 def test_a_health_check_node_port_is_let_in() -> None:
@@ -243,3 +254,21 @@ def test_large_clusters_have_no_comments_at_endpoints() -> None:
     )
     assert "comment" not in "".join(made.chains[made.chains[SVC][1].split()[-1]])
     assert "masquerade traffic for" in made.chains[EXT][0]
+
+
+def test_matches_are_in_kube_proxys_order() -> None:
+    assert [rule_text(each.rule) for each in JUMPS if each.chain == "OUTPUT" and each.table is Table.FILTER] == [
+        f' -m conntrack --ctstate NEW -m comment --comment "kubernetes {what}" -j {target}'
+        for what, target in (
+            ("service portals", names.SERVICES),
+            ("load balancer firewall", names.PROXY_FIREWALL),
+        )
+    ]
+    style = Style(counters=frozenset({INVALID_DROPPED, LOCALHOST_ACCEPTED}))
+    (forward,) = (each for each in fixed_chains(build.settings(V4), style) if each.name == names.FORWARD)
+    invalid, *_ = map(rule_text, forward.rules)
+    assert invalid == f" -m conntrack --ctstate INVALID -m nfacct --nfacct-name {INVALID_DROPPED} -j DROP"
+    *_, counted = Made(external(), LOCAL, style=style).placed(Table.NAT, names.NODE_PORTS)
+    where = "-m tcp -p tcp -d 127.0.0.0/8 --dport 30080"
+    count = f"-m nfacct --nfacct-name {LOCALHOST_ACCEPTED}"
+    assert counted == f' -m comment --comment "{WEB}" {where} {count} -j {EXT}'

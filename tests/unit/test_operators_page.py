@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from proxyd.ipt.style import INVALID_DROPPED, LOCALHOST_ACCEPTED
 from proxyd.kernel.surroundings import Tracking
 from proxyd.model import FAMILIES, Reason
+from proxyd.serve.iptables_metrics import AccountedPackets
 from proxyd.serve.metrics import Metrics
 from proxyd.serve.tracking import TrackingCollector
 from proxyd.serve.traffic import TrafficCollector
@@ -20,9 +22,10 @@ OPERATE = (Path(__file__).parents[2] / "docs" / "operate.md").read_text()
 
 def exported() -> set[str]:
     found: set[str] = set()
-    for mode in ("nftables", "iptables"):
+    counted = AccountedPackets(lambda _: 0, frozenset({INVALID_DROPPED, LOCALHOST_ACCEPTED}))
+    for mode, collector in (("nftables", TrafficCollector(dict)), ("iptables", counted)):
         metrics = Metrics(FAMILIES, "1", lambda: Status(""), build.store(), mode=mode)
-        metrics.add(TrafficCollector(dict))
+        metrics.add(collector)
         metrics.add(TrackingCollector(lambda: Tracking(1, 2)))
         found.update(re.findall(r"^# TYPE ((?:kubeproxy|proxyd)_\S+) ", metrics.render().decode(), re.MULTILINE))
     return found
