@@ -57,40 +57,42 @@ def _by_table(t: Transaction) -> dict[Table, list[str]]:
 
 
 def rule_text(rule: Rule) -> str:
-    """A rule as arguments, with a blank before each; comments in quotes, as iptables-save writes them."""
-    text = f' -m comment --comment "{rule.comment}"' if rule.comment else ""
+    """A rule as arguments, with a blank before each; in the order and with the quotes that iptables-save prints."""
+    text = _signed("-s", rule.source) if rule.source else ""
+    if rule.destination:
+        text += _signed("-d", rule.destination)
+    if rule.interface:
+        text += _signed("-i", rule.interface)
+    if rule.protocol:
+        text += f" -p {rule.protocol}"
+    if rule.comment:
+        text += f' -m comment --comment "{rule.comment}"'
     if rule.counter:
         text += f" -m nfacct --nfacct-name {rule.counter}"
     if rule.protocol:
-        text += f" -m {rule.protocol} -p {rule.protocol}"
-    if rule.source:
-        text += _signed("-s", rule.source)
-    if rule.destination:
-        text += _signed("-d", rule.destination)
+        text += f" -m {rule.protocol}"
     if rule.port:
         text += f" --dport {rule.port}"
     if rule.one_of:
         text += f" -m statistic --mode random --probability {probability(rule.one_of)}"
-    elif rule.interface or rule.source_local or rule.destination_local or rule.states or rule.recent:
+    elif rule.source_local or rule.destination_local or rule.states or rule.recent or rule.marked or rule.unmarked:
         text += "".join(_rare(rule))
-    if rule.marked or rule.unmarked:
-        bit = f"{rule.marked or rule.unmarked:#010x}"
-        text += f" -m mark{' !' if rule.unmarked else ''} --mark {bit}/{bit}"
     return f"{text} -j {rule.target}{_target(rule)}" if rule.target else text
 
 
 def _rare(rule: Rule) -> Iterator[str]:
-    if rule.interface:
-        yield _signed("-i", rule.interface)
     if rule.source_local:
         yield " -m addrtype --src-type LOCAL"
     if rule.destination_local:
         yield " -m addrtype --dst-type LOCAL"
     if rule.states:
         yield " -m conntrack" + _signed("--ctstate", rule.states)
+    if rule.marked or rule.unmarked:
+        bit = f"{rule.marked or rule.unmarked:#010x}"
+        yield f" -m mark{' !' if rule.unmarked else ''} --mark {bit}/{bit}"
     if rule.recent:
         use = f"--rcheck --seconds {rule.recent.seconds} --reap" if rule.recent.seconds else "--set"
-        yield f" -m recent --name {rule.recent.list} {use}"
+        yield f" -m recent {use} --name {rule.recent.list}"
 
 
 def _target(rule: Rule) -> str:
