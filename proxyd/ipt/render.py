@@ -5,7 +5,7 @@ Sources: pkg/proxy/iptables/proxier.go (the layout), the Service API.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 
 import msgspec
@@ -67,7 +67,7 @@ def chain_names(forwarding: Forwarding) -> Iterator[str]:
         if any(each.sources is not None for each in frontends):
             yield chain_name(names.SOURCES, port)
         for backend in dict.fromkeys(port.cluster + port.local):
-            yield endpoint_chain(port, backend)
+            yield endpoint_chain(port, backend_text(backend))
 
 
 def from_local_pods(rule: Rule, local: LocalDetector, *, negate: bool = False) -> Rule:
@@ -99,36 +99,39 @@ class _Port:
         port = self.port
         internal = next((f for f in port.frontends if f.kind is Kind.CLUSTER_IP), None)
         external = next((f for f in port.frontends if f.kind is not Kind.CLUSTER_IP), None)
-        if port.cluster:
-            yield self._balancing(names.SERVICE, port.cluster, internal, Route.CLUSTER)
-        if port.local:
-            yield self._balancing(names.LOCAL, port.local, internal, Route.LOCAL)
+        texts = {backend: backend_text(backend) for backend in dict.fromkeys(port.cluster + port.local)}
+        chains = {text: endpoint_chain(port, text) for text in texts.values()}
+        for prefix, backends, route in (
+            (names.SERVICE, port.cluster, Route.CLUSTER),
+            (names.LOCAL, port.local, Route.LOCAL),
+        ):
+            if backends:
+                masquerading = self._cluster_ip_masquerading(internal, route)
+                named = [(text, chains[text]) for text in sorted(texts[each] for each in backends)]
+                yield self._balancing(prefix, named, masquerading)
         if external is not None and external.route in _TRANSLATED:
             yield Chain(Table.NAT, chain_name(names.EXTERNAL, port), tuple(self._external(external.route)))
         sources = next((f.sources for f in port.frontends if f.sources is not None and f.route in _TRANSLATED), None)
         if sources is not None:
             yield Chain(Table.NAT, chain_name(names.SOURCES, port), tuple(self._sources(sources)))
-        for backend in dict.fromkeys(port.cluster + port.local):
-            yield self._endpoint(backend)
+        for backend, text in texts.items():
+            yield self._endpoint(backend, text, chains[text])
 
-    def _balancing(self, prefix: str, backends: tuple[Backend, ...], internal: Frontend | None, route: Route) -> Chain:
-        rules: list[Rule] = []
-        if internal is not None and internal.route is route:
-            rules.extend(self._cluster_ip_masquerading(internal))
-        ordered = sorted(backends, key=backend_text)
-        named = [
-            (b, endpoint_chain(self.port, b), self._text(f"{self.port.name} -> {backend_text(b)}")) for b in ordered
-        ]
+    def _balancing(self, prefix: str, named: Sequence[tuple[str, str]], first: Iterable[Rule]) -> Chain:
+        """Chooses among endpoints, given as their texts and chains, in order; after these rules."""
+        rules = list(first)
         if self.port.affinity_seconds:
             seconds = self.port.affinity_seconds
-            rules += [Rule(chain, comment, recent=Recent(chain, seconds)) for _, chain, comment in named]
-        count = len(named)
+            rules += [Rule(chain, self._towards(text), recent=Recent(chain, seconds)) for text, chain in named]
+        one_of = [*range(len(named), 1, -1), 0]
         rules += [
-            Rule(chain, text, one_of=count - i if i < count - 1 else 0) for i, (_, chain, text) in enumerate(named)
+            Rule(chain, self._towards(text), one_of=each) for (text, chain), each in zip(named, one_of, strict=True)
         ]
         return Chain(Table.NAT, chain_name(prefix, self.port), tuple(rules))
 
-    def _cluster_ip_masquerading(self, frontend: Frontend) -> Iterator[Rule]:
+    def _cluster_ip_masquerading(self, frontend: Frontend | None, route: Route) -> Iterator[Rule]:
+        if frontend is None or frontend.route is not route:
+            return
         rule = self._match(frontend, names.MARK_MASQ, f"{self.port.name} cluster IP")
         if self.settings.masquerade_all:
             yield rule
@@ -156,20 +159,20 @@ class _Port:
             yield Rule(external, f"{name} loadbalancer IP", source=source)
         yield Rule("", f"other traffic to {name} will be dropped by {names.PROXY_FIREWALL}")
 
-    def _endpoint(self, backend: Backend) -> Chain:
-        chain, comment = endpoint_chain(self.port, backend), self._text(self.port.name)
+    def _endpoint(self, backend: Backend, text: str, chain: str) -> Chain:
+        comment = self.port.name if self.style.comments else ""
         recent = Recent(chain) if self.port.affinity_seconds else None
         return Chain(
             Table.NAT,
             chain,
             (
                 Rule(names.MARK_MASQ, comment, source=host(backend.address)),
-                Rule(DNAT, comment, protocol=self.port.protocol, recent=recent, to=backend_text(backend)),
+                Rule(DNAT, comment, protocol=self.port.protocol, recent=recent, to=text),
             ),
         )
 
-    def _text(self, comment: str) -> str:
-        return comment if self.style.comments else ""
+    def _towards(self, backend: str) -> str:
+        return f"{self.port.name} -> {backend}" if self.style.comments else ""
 
     # -- rules in chains of all Services
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from functools import cache
 
@@ -21,10 +22,12 @@ def restore_input(transactions: Iterable[Transaction]) -> Iterator[str]:
     later: dict[Table, list[str]] = {table: [] for table in _LATER}
     begun = False
     for transaction in transactions:
-        for table, kept in later.items():
-            kept.extend(_lines(transaction, table))
-        if lines := "\n".join(_lines(transaction, Table.NAT)):
-            yield lines + "\n" if begun else f"*{Table.NAT}\n{lines}\n"
+        for table, lines in _by_table(transaction).items():
+            if table is not Table.NAT:
+                later[table].extend(lines)
+                continue
+            text = "\n".join(lines)
+            yield f"{text}\n" if begun else f"*{Table.NAT}\n{text}\n"
             begun = True
     if begun:
         yield "COMMIT\n"
@@ -33,59 +36,59 @@ def restore_input(transactions: Iterable[Transaction]) -> Iterator[str]:
             yield "\n".join((f"*{table}", *kept, "COMMIT\n"))
 
 
-def _lines(t: Transaction, table: Table) -> Iterator[str]:
-    chains = [chain for chain in t.chains if chain.table is table]
-    gone = [chain.name for chain in t.delete_chains if chain.table is table]
+def _by_table(t: Transaction) -> dict[Table, list[str]]:
+    """The lines of each table that it is about."""
+    declared, rules = defaultdict[Table, list[str]](list), defaultdict[Table, list[str]](list)
     # Naming a chain makes or empties it. Those that go have to be empty first, and may refer to each other.
-    for chain in chains:
-        yield f":{chain.name} - [0:0]"
-    for name in gone:
-        yield f":{name} - [0:0]"
-    for chain in chains:
-        for rule in chain.rules:
-            yield f"-A {chain.name}{rule_text(rule)}"
+    for chain in t.chains:
+        declared[chain.table].append(f":{chain.name} - [0:0]")
+        if chain.rules:
+            append = f"-A {chain.name}"
+            rules[chain.table] += [append + rule_text(rule) for rule in chain.rules]
+    for name in t.delete_chains:
+        declared[name.table].append(f":{name.name} - [0:0]")
     for each in t.delete:
-        if each.table is table:
-            yield f"-D {each.chain}{rule_text(each.rule)}"
+        rules[each.table].append(f"-D {each.chain}{rule_text(each.rule)}")
     for each in t.insert:
-        if each.table is table:
-            yield f"-I {each.chain}{rule_text(each.rule)}"
-    for name in gone:
-        yield f"-X {name}"
+        rules[each.table].append(f"-I {each.chain}{rule_text(each.rule)}")
+    for name in t.delete_chains:
+        rules[name.table].append(f"-X {name.name}")
+    return {table: declared[table] + rules[table] for table in {**declared, **rules}}
 
 
 def rule_text(rule: Rule) -> str:
-    """A rule as arguments, with a blank before each; comments in quotes, as iptables-save writes them.
+    """A rule as arguments, with a blank before each; as iptables-save prints it.
 
-    Matches are in kube-proxy's order: tools print them in the order in which they were given.
+    Matches are in kube-proxy's order, which the tools keep; addresses, interface and protocol are printed before them.
     """
-    parts = []
+    text = _signed("-s", rule.source) if rule.source else ""
+    if rule.destination:
+        text += _signed("-d", rule.destination)
+    if rule.interface:
+        text += _signed("-i", rule.interface)
+    if rule.protocol:
+        text += f" -p {rule.protocol}"
     if rule.states == NEW:
-        parts.append(f" -m conntrack --ctstate {NEW}")
+        text += f" -m conntrack --ctstate {NEW}"
     if rule.comment:
-        parts.append(f' -m comment --comment "{rule.comment}"')
+        text += f' -m comment --comment "{rule.comment}"'
     if rule.destination_local:
-        parts.append(" -m addrtype --dst-type LOCAL")
+        text += " -m addrtype --dst-type LOCAL"
     if rule.recent:
         use = f"--rcheck --seconds {rule.recent.seconds} --reap" if rule.recent.seconds else "--set"
-        parts.append(f" -m recent --name {rule.recent.list} {use}")
+        text += f" -m recent {use} --name {rule.recent.list}"
     if rule.protocol:
-        parts.append(f" -m {rule.protocol} -p {rule.protocol}")
-    if rule.source:
-        parts.append(_signed("-s", rule.source))
-    if rule.destination:
-        parts.append(_signed("-d", rule.destination))
+        text += f" -m {rule.protocol}"
     if rule.port:
-        parts.append(f" --dport {rule.port}")
-    parts.extend(_rare(rule))
-    if rule.target:
-        parts.append(f" -j {rule.target}{_target(rule)}")
-    return "".join(parts)
+        text += f" --dport {rule.port}"
+    if rule.one_of:
+        text += f" -m statistic --mode random --probability {probability(rule.one_of)}"
+    elif rule.source_local or rule.states or rule.marked or rule.unmarked or rule.counter:
+        text += "".join(_rare(rule))
+    return f"{text} -j {rule.target}{_target(rule)}" if rule.target else text
 
 
 def _rare(rule: Rule) -> Iterator[str]:
-    if rule.interface:
-        yield _signed("-i", rule.interface)
     if rule.source_local:
         yield " -m addrtype --src-type LOCAL"
     if rule.states and rule.states != NEW:
@@ -93,8 +96,6 @@ def _rare(rule: Rule) -> Iterator[str]:
     if rule.marked or rule.unmarked:
         bit = f"{rule.marked or rule.unmarked:#010x}"
         yield f" -m mark{' !' if rule.unmarked else ''} --mark {bit}/{bit}"
-    if rule.one_of:
-        yield f" -m statistic --mode random --probability {probability(rule.one_of)}"
     if rule.counter:
         yield f" -m nfacct --nfacct-name {rule.counter}"
 

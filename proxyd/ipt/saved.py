@@ -1,17 +1,18 @@
-"""Rules as the tools print them and as they are given, made comparable: the same rule is the same number.
+"""Rules as the tools print them, and whether they are those that are wanted.
 
-Tools print options in another order than they were given, and some values in another way. What is not understood here
-differs, and is then written anew: that is slower, and right.
+Rules are given in the order in which the tools print them (``ipt.restore``), so text can be compared with text. Tools of
+other versions may print options in another order: where texts differ, they are compared again without regard to it. What
+is not understood here differs, and is then written anew: that is slower, and right.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
+from functools import cache
 
 import msgspec
 
-from proxyd.ipt.fixed import DISPATCH
 from proxyd.ipt.jumps import find_jump
 from proxyd.ipt.objects import MARK, REJECT, Chain, ChainName, Placed, Rule, Table
 from proxyd.ipt.ownership import BUILT_IN
@@ -33,89 +34,86 @@ _PARTS = 0x80000000
 _OR_MARK, _XOR_MARK = re.compile(r"--or-mark 0x0*(\w+)"), re.compile(r"--xor-mark 0x0*(\w+)")
 _MARK = re.compile(r"--mark 0x0*(\w+)/0x0*\w+")
 _TABLES = {str(table): table for table in Table}
-_DISPATCH = {ChainName(*each) for each in DISPATCH}
 
 
 class Contents(msgspec.Struct, frozen=True):
     """What there is of a family.
 
-    ``chains`` are those that are not built in, each with the number of all its rules; ``dispatch`` has the numbers of the
-    single rules of chains that Services share; ``jumps`` are those of ours that are there.
+    ``chains`` are those that are not built in, each with its rules as they are printed, one a line, without ``-A NAME``;
+    ``jumps`` are those of ours that are there.
     """
 
-    chains: Mapping[ChainName, int] = {}
-    dispatch: Mapping[ChainName, tuple[int, ...]] = {}
+    chains: Mapping[ChainName, str] = {}
     jumps: frozenset[Placed] = frozenset()
+
+    def rules(self, chain: ChainName) -> tuple[str, ...]:
+        """The rules of a chain, none where there is no such chain."""
+        return tuple(self.chains.get(chain, "").splitlines())
 
 
 def read(lines: Iterable[str]) -> Contents:
     """Reads what ``iptables-save`` prints; of each table the rules of a chain follow each other."""
-    chains: dict[ChainName, int] = {}
-    dispatch: dict[ChainName, tuple[int, ...]] = {}
+    chains: dict[ChainName, str] = {}
     jumps: set[Placed] = set()
     table: Table | None = None
-    rules: dict[ChainName, list[int]] = {}
+    current, rules = "", list[str]()
     for line in lines:
-        if line.startswith("*"):
-            table = _TABLES.get(line[1:].strip())
-        elif table is None:
-            continue
-        elif line.startswith(":"):
-            name = line[1:].split(" ", 1)[0]
-            if name not in BUILT_IN:
-                chains[ChainName(table, name)] = _EMPTY
-        elif line.startswith("-A "):
-            _, name, rule = line.rstrip("\n").split(" ", 2)
+        if line.startswith("-A ") and table is not None:
+            _, name, rule = line.split(" ", 2)
+            if name != current:
+                _close(chains, table, current, rules)
+                current, rules = name, []
+            rules.append(rule if rule[-1] == "\n" else rule + "\n")
             if name in BUILT_IN:
                 jumps.update(filter(None, (find_jump(table, line),)))
-                continue
-            chain = ChainName(table, name)
-            if chain not in rules:
-                _close(rules, chains, dispatch)
-            rules.setdefault(chain, []).append(_fingerprint(rule))
-    _close(rules, chains, dispatch)
-    return Contents(chains, dispatch, frozenset(jumps))
+        elif line.startswith(":") and table is not None:
+            name = line[1:].split(" ", 1)[0]
+            if name not in BUILT_IN:
+                chains[ChainName(table, name)] = ""
+        elif line.startswith("*"):
+            _close(chains, table, current, rules)
+            current, rules = "", []
+            table = _TABLES.get(line[1:].strip())
+    _close(chains, table, current, rules)
+    return Contents(chains, frozenset(jumps))
 
 
-def _close(
-    rules: dict[ChainName, list[int]], chains: dict[ChainName, int], dispatch: dict[ChainName, tuple[int, ...]]
-) -> None:
-    """A chain is complete: its rules become one number, so that only one chain's are kept at a time."""
-    for chain, found in rules.items():
-        chains[chain] = hash(tuple(found))
-        if chain in _DISPATCH:
-            dispatch[chain] = tuple(found)
-    rules.clear()
-
-
-def rule_print(rule: Rule, family: Family) -> int:
-    """The number of a rule as it will be printed."""
-    return _fingerprint(printed(rule, family))
+def _close(chains: dict[ChainName, str], table: Table | None, name: str, rules: list[str]) -> None:
+    """A chain is complete."""
+    if table is not None and rules and name not in BUILT_IN:
+        chains[ChainName(table, name)] = "".join(rules)
 
 
 def printed(rule: Rule, family: Family) -> str:
-    """A rule as the tools print it, but for the order of its options (tried by tests/kernel/test_ipt_rules.py)."""
+    """A rule as the tools print it, without ``-A NAME`` (tried by tests/kernel/test_ipt_rules.py)."""
     text = rule_text(rule)
     if rule.one_of:
-        given = probability(rule.one_of)
-        text = text.replace(given, f"{round(float(given) * _PARTS) / _PARTS:.11f}")
+        return text.lstrip().replace(probability(rule.one_of), _printed_probability(rule.one_of))
     if rule.recent:
-        text += _RECENT[family]
+        name = f"--name {rule.recent.list}"
+        text = text.replace(name, name + _RECENT[family])
     if rule.target == REJECT:
         text += _REJECT[family]
     if rule.target == MARK or rule.marked or rule.unmarked:
         text = _OR_MARK.sub(r"--set-xmark 0x\1/0x\1", text)
         text = _XOR_MARK.sub(r"--set-xmark 0x\1/0x0", text)
         text = _MARK.sub(r"--mark 0x\1/0x\1", text)
-    return text
+    return text.lstrip()
 
 
-def chain_print(chain: Chain, family: Family) -> int:
-    """The number of a chain whose rules are as given."""
-    return hash(tuple(rule_print(rule, family) for rule in chain.rules))
+@cache
+def _printed_probability(one_of: int) -> str:
+    return f"{round(float(probability(one_of)) * _PARTS) / _PARTS:.11f}"
 
 
-def _fingerprint(text: str) -> int:
+def is_chain(found: str, wanted: Chain, family: Family) -> bool:
+    """Whether the rules of a chain, as they are printed, are those that are wanted."""
+    text = [printed(rule, family) for rule in wanted.rules]
+    rules = found.splitlines()
+    return rules == text or (len(rules) == len(text) and list(map(unordered, rules)) == list(map(unordered, text)))
+
+
+def unordered(text: str) -> int:
     """A number for the words of a rule, whatever the order of its options."""
     groups: list[str] = []
     negated = ""
@@ -129,6 +127,3 @@ def _fingerprint(text: str) -> int:
             groups[-1] += " " + word.strip('"')
     groups.sort()
     return hash(tuple(groups))
-
-
-_EMPTY = hash(())

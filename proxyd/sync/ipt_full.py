@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain
 
 import structlog
@@ -14,7 +14,7 @@ from proxyd.ipt.fixed import CANARIES, DISPATCH, JUMPS, SHARED_JUMPS, fixed_chai
 from proxyd.ipt.objects import Chain, ChainName, Placed, Table, Transaction
 from proxyd.ipt.ownership import OWN_MARK, is_own_chain
 from proxyd.ipt.render import ServiceRules, render_service
-from proxyd.ipt.saved import Contents, chain_print, rule_print
+from proxyd.ipt.saved import Contents, is_chain, printed, unordered
 from proxyd.ipt.steps import removal
 from proxyd.ipt.style import Style
 from proxyd.kernel.ipt_rules import RulesLockedError
@@ -95,12 +95,12 @@ class RuleWriter:
         self._there = _There(found, commits.family)
         in_use = ChainName(Table.NAT, names.SERVICES) in found.chains
         first = base(found, settings, style)
-        if in_use:
-            commits.write(first)
-        else:
+        chains = tuple(each for each in first.chains if not self._there.has_chain(each))
+        if not in_use:
             empty = dispatch_chains(settings, style)
-            kept = tuple(each for each in first.chains if (each.table, each.name) not in DISPATCH)
-            commits.write(Transaction(commits.family, chains=kept + empty, insert=first.insert))
+            chains = (*(each for each in chains if (each.table, each.name) not in DISPATCH), *empty)
+        if chains or first.insert:
+            commits.write(Transaction(commits.family, chains=chains, insert=first.insert))
         self._load(holdings, work, style)
         if in_use and self._there.has_more(holdings, style):
             self._replace_dispatch(holdings, style)
@@ -218,39 +218,56 @@ class _There:
     """What was found before a full write, to be compared with what is wanted."""
 
     def __init__(self, found: Contents, family: Family) -> None:
-        self._chains = found.chains
-        self._family = family
-        self._dispatch = {chain: frozenset(rules) for chain, rules in found.dispatch.items()}
         self._found = found
+        self._family = family
+        self._dispatch = {name: frozenset(found.rules(name)) for name in (ChainName(*each) for each in DISPATCH)}
+        self._unordered: dict[ChainName, frozenset[int]] = {}
 
     def missing(self, rules: ServiceRules) -> Transaction:
         """What has to be written of a Service."""
         return Transaction(
             self._family,
-            chains=tuple(each for each in rules.chains if not self._has_chain(each)),
+            chains=tuple(each for each in rules.chains if not self.has_chain(each)),
             insert=tuple(each for each in rules.dispatch if not self._has_rule(each)),
         )
 
     def has_more(self, holdings: Holdings, style: Style) -> bool:
         """Whether chains that Services share had rules that do not belong there, or their last rules elsewhere."""
-        allowed: dict[ChainName, list[int]] = {}
-        for each in dispatch_chains(holdings.settings, style):
-            last = [rule_print(rule, self._family) for rule in each.rules]
-            name = ChainName(each.table, each.name)
-            if last and list(self._found.dispatch.get(name, ())[-len(last) :]) != last:
-                return True
-            allowed[name] = last
+        last = {
+            ChainName(each.table, each.name): [printed(rule, self._family) for rule in each.rules]
+            for each in dispatch_chains(holdings.settings, style)
+        }
+        allowed = {name: list(rules) for name, rules in last.items()}
         for placed in holdings.dispatch():
-            allowed[ChainName(placed.table, placed.chain)].append(rule_print(placed.rule, self._family))
-        return any(Counter(rules) - Counter(allowed[name]) for name, rules in self._found.dispatch.items())
+            allowed[ChainName(placed.table, placed.chain)].append(printed(placed.rule, self._family))
+        return any(self._has_more(name, last[name], allowed[name]) for name in last)
 
-    def _has_chain(self, wanted: Chain) -> bool:
-        found = self._chains.get(ChainName(wanted.table, wanted.name))
-        return found is not None and found == chain_print(wanted, self._family)
+    def _has_more(self, name: ChainName, last: list[str], allowed: list[str]) -> bool:
+        found = list(self._found.rules(name))
+        if _fits(found, last, allowed):
+            return False
+        return not _fits(*(list(map(unordered, each)) for each in (found, last, allowed)))
+
+    def has_chain(self, wanted: Chain) -> bool:
+        """Whether a chain was there, with the rules that it is to have."""
+        found = self._found.chains.get(ChainName(wanted.table, wanted.name))
+        return found is not None and is_chain(found, wanted, self._family)
 
     def _has_rule(self, placed: Placed) -> bool:
-        found = self._dispatch.get(ChainName(placed.table, placed.chain))
-        return found is not None and rule_print(placed.rule, self._family) in found
+        name = ChainName(placed.table, placed.chain)
+        if not (found := self._dispatch[name]):
+            return False
+        text = printed(placed.rule, self._family)
+        if text in found:
+            return True
+        if name not in self._unordered:
+            self._unordered[name] = frozenset(map(unordered, found))
+        return unordered(text) in self._unordered[name]
+
+
+def _fits(found: Sequence[str | int], last: Sequence[str | int], allowed: Sequence[str | int]) -> bool:
+    """Whether rules are among those that are allowed, and none oftener, with the last ones last (if there are any)."""
+    return not Counter(found) - Counter(allowed) and (not last or found[-len(last) :] == last)
 
 
 def is_of_service(chain: ChainName) -> bool:

@@ -16,6 +16,7 @@ from proxyd.desired.conflicts import FrontendKey
 from proxyd.desired.flows import Live
 from proxyd.desired.forwarding import Forwarding
 from proxyd.desired.services import Lookup
+from proxyd.ipt import names
 from proxyd.ipt.delta import Holdings, Place
 from proxyd.ipt.fixed import CANARIES, JUMPS, fixed_chains
 from proxyd.ipt.objects import Chain, Placed, Table, Transaction
@@ -165,10 +166,11 @@ class IptReconciler:
             self._clean_flows(self.family, changed)
 
     def _write(self, all_keys: Callable[[], list[ServiceKey]], settings: NodeSettings) -> None:
-        # Zone, node address or detector changed: any rule may be another now.
-        if self._holdings is not None and settings == self.settings:
+        # Where more than this changed (zone, detector), any rule may be another now.
+        if self._holdings is not None and self.settings is not None and _alike(self.settings, settings):
             try:
                 self._write_repair(self._holdings)
+                self._write_settings(self._holdings, all_keys, settings)
                 self._write_changes(self._holdings)
                 return
             except KernelRefusedError as error:
@@ -179,6 +181,16 @@ class IptReconciler:
         self.rewritten = True
         self._holdings, _ = self._full.write([*all_keys(), *self._owed], settings, self._style_for)
         self.settings, self._owed = settings, set()
+
+    def _write_settings(
+        self, holdings: Holdings, all_keys: Callable[[], list[ServiceKey]], settings: NodeSettings
+    ) -> None:
+        """Other addresses take node ports: one of the chains that Services share, and the flows of those that have any."""
+        if settings == self.settings:
+            return
+        self._owed.update(self._services.desired.affected(self.settings, settings, all_keys()))
+        holdings.settings = self.settings = settings
+        self._rewrite(holdings, {(Table.NAT, names.SERVICES)})
 
     def _write_changes(self, holdings: Holdings) -> None:
         self._owed = self._services.desired.concerned(self._owed)
@@ -205,7 +217,12 @@ class IptReconciler:
         drift, self._drift = self._drift, None
         if drift is None:
             return
-        named = {(table, name) for table, _, name in (each.partition(" ") for each in drift.chains)}
+        self._rewrite(holdings, {(table, name) for table, _, name in (each.partition(" ") for each in drift.chains)})
+        # Flows may have begun while the rules were others'.
+        self._services.flows.in_doubt(None)
+
+    def _rewrite(self, holdings: Holdings, named: set[tuple[str, str]]) -> None:
+        """Writes chains again, whole; for a built-in one, the jumps that are missing."""
         chains = [each for each in self._own_chains(holdings.settings) if (each.table, each.name) in named]
         dispatch = {(each.table, each.name) for each in chains}
         insert = [each for each in holdings.dispatch() if (each.table, each.chain) in dispatch] if dispatch else []
@@ -217,8 +234,6 @@ class IptReconciler:
         if transaction.size:
             for step in steps(transaction, self._commits.batch):
                 self._commits.write(step)
-        # Flows may have begun while the rules were others'.
-        self._services.flows.in_doubt(None)
 
     def _own_chains(self, settings: NodeSettings) -> tuple[Chain, ...]:
         """All chains that belong to no Service, without rules of Services."""
@@ -235,3 +250,8 @@ class IptReconciler:
 
     def _style_for(self, endpoints: int) -> Style:
         return msgspec.structs.replace(self._style, comments=endpoints <= LARGE)
+
+
+def _alike(these: NodeSettings, those: NodeSettings) -> bool:
+    """Whether settings differ in nothing but the addresses that take node ports."""
+    return msgspec.structs.replace(these, node_port_addresses=those.node_port_addresses) == those

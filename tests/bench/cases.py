@@ -6,25 +6,37 @@ import resource
 import statistics
 import time
 from collections.abc import Callable, Iterator
+from itertools import count, islice
 from typing import NamedTuple
 
+from proxyd.ipt.style import Style
+from proxyd.kernel.ipt_rules import ToolRules
+from proxyd.kernel.iptables import Backend, IptablesTools
 from proxyd.kernel.libnftables import LibNftables
 from proxyd.kube.store import Store
 from proxyd.model import EndpointSlice, Family, Service
+from proxyd.sync.ipt_reconcile import IptReconciler
 from proxyd.sync.reconcile import Reconciler
 from tests.build import decoded, endpoint, endpoint_slice, port, service, settings, store
 
 ENDPOINTS = 10
 CHANGES = 40
+# In a case with slow changes: that many, and so many of many at once.
+FEW, AT_ONCE = 5, 10
 
 
 class Measured(NamedTuple):
-    """What one load costs: times in seconds, memory in MB above what the load itself takes."""
+    """What one load costs: times in seconds, memory in MB above what the load itself takes.
+
+    ``full``: everything written; ``again``: everything written beside what is there; ``change``: one endpoint of one
+    Service replaced; ``churn``: a pass that takes ``AT_ONCE`` of these.
+    """
 
     services: int
     full: float
     again: float
     change: float
+    churn: float
     memory: float
 
 
@@ -48,10 +60,30 @@ def affinity(index: int) -> Service:
     return service(f"s{index}", ip=_vip(index), affinity_seconds=10800)
 
 
+def nftables(held: Store) -> Reconciler:
+    return Reconciler(Family.IPV4, LibNftables(), held.service)
+
+
+def iptables_nft(held: Store) -> IptReconciler:
+    return _iptables(held, Backend.NFT)
+
+
+def iptables_legacy(held: Store) -> IptReconciler:
+    return _iptables(held, Backend.LEGACY)
+
+
+def _iptables(held: Store, backend: Backend) -> IptReconciler:
+    return IptReconciler(Family.IPV4, ToolRules(IptablesTools(Family.IPV4, backend)), held.service, Style())
+
+
 class Case(NamedTuple):
+    """A load, and what writes it. Cases with the same ``rules`` are compared with the first of them."""
+
     name: str
     services: int
     make: Callable[[int], Service]
+    rules: Callable[[Store], Reconciler | IptReconciler] = nftables
+    changes: int = CHANGES
 
 
 CASES = {
@@ -62,6 +94,10 @@ CASES = {
     "affinity": Case(
         "5,000 Services, 1,000 with ClientIP affinity", 5000, lambda i: (affinity if i % 5 == 0 else plain)(i)
     ),
+    "ipt-nft-500": Case("iptables mode, nft: 500 Services", 500, plain, iptables_nft, FEW),
+    "ipt-nft-2k": Case("iptables mode, nft: 2,000 Services", 2000, plain, iptables_nft, FEW),
+    "ipt-legacy-500": Case("iptables mode, legacy: 500 Services", 500, plain, iptables_legacy, FEW),
+    "ipt-legacy-2k": Case("iptables mode, legacy: 2,000 Services", 2000, plain, iptables_legacy, FEW),
 }
 
 
@@ -87,22 +123,28 @@ def measure(case: Case) -> Measured:
     """Loads everything, changes one endpoint many times, then loads everything beside what is there."""
     held = store(*_objects(case))
     before = _peak()
-    reconciler = Reconciler(Family.IPV4, LibNftables(), held.service)
-    full = _pass(reconciler, held)
-    changes = []
-    for number in range(CHANGES):
-        held.slices.put(decoded(_endpoints(number % case.services, shift=1 + number // case.services)))
-        changes.append(_pass(reconciler, held))
+    rules = case.rules(held)
+    full = _pass(rules, held)
+    numbers = count()
+    change = statistics.median(_changed(rules, held, case, numbers, 1) for _ in range(case.changes))
+    churn = statistics.median(_changed(rules, held, case, numbers, AT_ONCE) for _ in range(FEW))
     memory = _peak() - before
-    reconciler.forget()
-    again = _pass(reconciler, held)
-    reconciler.cleanup()
-    return Measured(case.services, full, again, statistics.median(changes), memory)
+    rules.forget()
+    again = _pass(rules, held)
+    rules.cleanup()
+    return Measured(case.services, full, again, change, churn, memory)
 
 
-def _pass(reconciler: Reconciler, held: Store) -> float:
+def _changed(rules: Reconciler | IptReconciler, held: Store, case: Case, numbers: Iterator[int], many: int) -> float:
+    """Replaces one endpoint of each of so many Services, in one pass."""
+    for number in islice(numbers, many):
+        held.slices.put(decoded(_endpoints(number % case.services, shift=1 + number // case.services)))
+    return _pass(rules, held)
+
+
+def _pass(rules: Reconciler | IptReconciler, held: Store) -> float:
     started = time.perf_counter()
-    reconciler.sync(held.take().services, held.keys, settings())
+    rules.sync(held.take().services, held.keys, settings())
     return time.perf_counter() - started
 
 

@@ -160,13 +160,12 @@ def test_every_change_is_taken_and_found_again(node: Node) -> None:
     assert node.is_as_in_memory()
 
 
-def test_a_restart_finds_that_nothing_is_to_be_written_for_services(node: Node) -> None:
+def test_a_restart_finds_that_nothing_is_to_be_written(node: Node) -> None:
     node.sync()
-    everything_written = node.reconciler.operations
+    assert node.reconciler.operations
     node.restart()
     node.sync()
-    assert node.reconciler.operations < everything_written / 4
-    assert not node.reconciler.counts.written["nat"] > 10
+    assert node.reconciler.operations == 0
     assert node.is_as_in_memory()
 
 

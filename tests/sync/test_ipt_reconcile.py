@@ -12,6 +12,7 @@ from proxyd.ipt import names
 from proxyd.ipt.fixed import JUMPS, SHARED_JUMPS
 from proxyd.ipt.objects import Chain, Placed, Rule, Table, Transaction
 from proxyd.ipt.ownership import OWN_MARK
+from proxyd.kernel.ruleset import KernelRefusedError
 from proxyd.model import Family
 from proxyd.sync.full import StoppedError
 from proxyd.sync.ipt_reconcile import LARGE
@@ -92,7 +93,7 @@ def test_a_restart_is_without_a_gap_and_leaves_only_what_is_wanted() -> None:
     assert normal(world.kernel) == normal(fresh.kernel)
 
 
-def test_a_restart_without_changes_ends_in_equal_rules_and_jumps_that_are_there_once() -> None:
+def test_a_restart_without_changes_writes_nothing() -> None:
     world = IptWorld(*cluster("a", "b", external_ips=("198.51.100.1",)))
     world.sync()
     before = normal(world.kernel)
@@ -100,9 +101,7 @@ def test_a_restart_without_changes_ends_in_equal_rules_and_jumps_that_are_there_
     done = len(world.kernel.commits)
     world.settle()
     assert normal(world.kernel) == before
-    (call,) = world.kernel.commits[done:]
-    assert not call.insert
-    assert not {chain.name for chain in call.chains} & (service_chains(world.kernel) | {names.SERVICES})
+    assert world.kernel.commits[done:] == []
 
 
 def test_the_mark_of_whose_chains_these_are_is_put_there_by_every_full_write_and_is_never_left_over() -> None:
@@ -261,6 +260,34 @@ def test_other_node_settings_are_in_every_rule() -> None:
     world.settle()
     fresh = IptWorld(*cluster("a"), masquerade_all=True)
     fresh.settle()
+    assert normal(world.kernel) == normal(fresh.kernel)
+
+
+def test_other_addresses_that_take_node_ports_cost_one_chain() -> None:
+    objects = cluster("a", ports=(build.port(node_port=30080),))
+    world = IptWorld(*objects, node_port_addresses=("192.0.2.11",))
+    world.sync()
+    world.settings = build.settings(V4, node_port_addresses=("192.0.2.12", "192.0.2.13"))
+    done, read = len(world.kernel.commits), world.kernel.listings
+    world.settle()
+    fresh = IptWorld(*objects, node_port_addresses=("192.0.2.12", "192.0.2.13"))
+    fresh.sync()
+    assert normal(world.kernel) == normal(fresh.kernel)
+    (call,) = world.kernel.commits[done:]
+    assert {chain.name for chain in call.chains} == {names.SERVICES}
+    assert world.kernel.listings == read
+
+
+def test_settings_whose_rules_are_refused_are_owed_until_they_are_written() -> None:
+    world = IptWorld(*cluster("a"), node_port_addresses=("192.0.2.11",))
+    world.sync()
+    world.settings = build.settings(V4, node_port_addresses=("192.0.2.12",))
+    world.kernel.refuse_next(2)
+    with pytest.raises(KernelRefusedError):
+        world.sync()
+    world.settle()
+    fresh = IptWorld(*cluster("a"), node_port_addresses=("192.0.2.12",))
+    fresh.sync()
     assert normal(world.kernel) == normal(fresh.kernel)
 
 

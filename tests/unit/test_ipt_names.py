@@ -35,7 +35,7 @@ def test_all_chains_of_a_service_port_share_one_hash(prefix: str, name: str, tex
     ],
 )
 def test_an_endpoint_has_a_chain_of_its_own_for_each_service_port(name: str, backend: Backend, text: str) -> None:
-    assert names.endpoint_chain(port(name), backend) == "KUBE-SEP-" + text
+    assert names.endpoint_chain(port(name), names.backend_text(backend)) == "KUBE-SEP-" + text
 
 
 def test_protocols_and_families_make_different_names() -> None:

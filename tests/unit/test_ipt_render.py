@@ -71,11 +71,11 @@ def test_a_cluster_ip_leads_to_its_endpoints() -> None:
     made = Made(build.service(), LOCAL, REMOTE)
     here, there = sorted(name for name in made.chains if name.startswith(names.ENDPOINT))
     assert made.placed(Table.NAT, names.SERVICES) == [
-        f' -m comment --comment "{WEB} cluster IP" -m tcp -p tcp -d 10.96.0.1/32 --dport 80 -j {SVC}'
+        f' -d 10.96.0.1/32 -p tcp -m comment --comment "{WEB} cluster IP" -m tcp --dport 80 -j {SVC}'
     ]
     masquerade, first, last = made.chains[SVC]
     assert masquerade == (
-        f' -m comment --comment "{WEB} cluster IP" -m tcp -p tcp ! -s 10.244.0.0/16 -d 10.96.0.1/32 --dport 80'
+        f' ! -s 10.244.0.0/16 -d 10.96.0.1/32 -p tcp -m comment --comment "{WEB} cluster IP" -m tcp --dport 80'
         " -j KUBE-MARK-MASQ"
     )
     assert first.startswith(f' -m comment --comment "{WEB} -> 10.244.1.2:8080" -m statistic --mode random')
@@ -88,8 +88,8 @@ def test_an_endpoint_translates_and_masquerades_what_it_sends_to_itself() -> Non
     made = Made(build.service(), LOCAL)
     (chain,) = (rules for name, rules in made.chains.items() if name.startswith(names.ENDPOINT))
     assert chain == [
-        f' -m comment --comment "{WEB}" -s 10.244.1.2/32 -j KUBE-MARK-MASQ',
-        f' -m comment --comment "{WEB}" -m tcp -p tcp -j DNAT --to-destination 10.244.1.2:8080',
+        f' -s 10.244.1.2/32 -m comment --comment "{WEB}" -j KUBE-MARK-MASQ',
+        f' -p tcp -m comment --comment "{WEB}" -m tcp -j DNAT --to-destination 10.244.1.2:8080',
     ]
 
 
@@ -121,8 +121,8 @@ def test_affinity_looks_a_client_up_and_notes_it() -> None:
     made = Made(build.service(affinity_seconds=60), LOCAL, REMOTE)
     for rule in made.chains[SVC][1:3]:
         endpoint = rule.split()[-1]
-        assert f" -m recent --name {endpoint} --rcheck --seconds 60 --reap -j" in rule
-        assert f" -m recent --name {endpoint} --set -m tcp -p tcp -j DNAT" in made.chains[endpoint][1]
+        assert f" -m recent --rcheck --seconds 60 --reap --name {endpoint} -j" in rule
+        assert f" -m recent --set --name {endpoint} -m tcp -j DNAT" in made.chains[endpoint][1]
 
 
 def test_policy_cluster_masquerades_all_that_comes_by_an_external_address() -> None:
@@ -131,7 +131,7 @@ def test_policy_cluster_masquerades_all_that_comes_by_an_external_address() -> N
     text = f'"masquerade traffic for {WEB} external destinations"'
     assert made.chains[EXT] == [f" -m comment --comment {text} -j KUBE-MARK-MASQ", f" -j {SVC}"]
     assert made.placed(Table.NAT, names.NODE_PORTS) == [
-        f' -m comment --comment "{WEB}" -m tcp -p tcp --dport 30080 -j {EXT}'
+        f' -p tcp -m comment --comment "{WEB}" -m tcp --dport 30080 -j {EXT}'
     ]
     targets = made.targets()
     assert targets == {"10.96.0.1/32": SVC, "203.0.113.5/32": EXT, "203.0.113.10/32": EXT}
@@ -142,7 +142,7 @@ def test_policy_local_keeps_the_source_and_lets_pods_and_the_node_go_anywhere() 
     made = Made(external(external_local=True), LOCAL, REMOTE)
     words = f"{WEB} external destinations"
     assert made.chains[EXT] == [
-        f' -m comment --comment "pod traffic for {words}" -s 10.244.0.0/16 -j {SVC}',
+        f' -s 10.244.0.0/16 -m comment --comment "pod traffic for {words}" -j {SVC}',
         f' -m comment --comment "masquerade LOCAL traffic for {words}" -m addrtype --src-type LOCAL -j KUBE-MARK-MASQ',
         f' -m comment --comment "route LOCAL traffic for {words}" -m addrtype --src-type LOCAL -j {SVC}',
         f" -j {SVL}",
@@ -167,23 +167,25 @@ def test_without_a_detector_pods_have_no_short_circuit_and_cluster_ips_no_masque
 
 def test_a_detector_by_interface_is_a_prefix_match() -> None:
     made = Made(external(external_local=True), LOCAL, local=LocalDetector(interface="veth*"))
-    assert f" -i veth+ -j {SVC}" in made.chains[EXT][0]
-    assert " ! -i veth+ -j KUBE-MARK-MASQ" in made.chains[SVC][0]
+    assert made.chains[EXT][0].startswith(" -i veth+ ")
+    assert made.chains[EXT][0].endswith(f" -j {SVC}")
+    assert " ! -i veth+ -p tcp " in made.chains[SVC][0]
 
 
 def test_masquerade_all_is_about_cluster_ips_from_everywhere() -> None:
     made = Made(build.service(), LOCAL, masquerade_all=True)
-    assert made.chains[SVC][0].endswith(" -m tcp -p tcp -d 10.96.0.1/32 --dport 80 -j KUBE-MARK-MASQ")
+    assert made.chains[SVC][0].startswith(" -d 10.96.0.1/32 -p tcp ")
+    assert made.chains[SVC][0].endswith(" -m tcp --dport 80 -j KUBE-MARK-MASQ")
 
 
 def test_source_ranges_guard_load_balancer_addresses_only() -> None:
     made = Made(external(source_ranges=("198.51.100.0/24",)), LOCAL)
     assert made.chains[FW] == [
-        f' -m comment --comment "{WEB} loadbalancer IP" -s 198.51.100.0/24 -j {EXT}',
+        f' -s 198.51.100.0/24 -m comment --comment "{WEB} loadbalancer IP" -j {EXT}',
         f' -m comment --comment "other traffic to {WEB} will be dropped by KUBE-PROXY-FIREWALL"',
     ]
     assert made.placed(Table.FILTER, names.PROXY_FIREWALL) == [
-        f' -m comment --comment "{WEB} traffic not accepted by {FW}" -m tcp -p tcp -d 203.0.113.10/32 --dport 80 -j DROP'
+        f' -d 203.0.113.10/32 -p tcp -m comment --comment "{WEB} traffic not accepted by {FW}" -m tcp --dport 80 -j DROP'
     ]
     targets = made.targets()
     assert targets["203.0.113.10/32"] == FW
@@ -196,7 +198,7 @@ def test_without_endpoints_everything_is_refused_and_no_chain_is_left() -> None:
     assert made.chains == {}
     (inside,) = made.placed(Table.FILTER, names.SERVICES)
     assert (
-        inside == f' -m comment --comment "{WEB} has no endpoints" -m tcp -p tcp -d 10.96.0.1/32 --dport 80 -j REJECT'
+        inside == f' -d 10.96.0.1/32 -p tcp -m comment --comment "{WEB} has no endpoints" -m tcp --dport 80 -j REJECT'
     )
     outside = made.placed(Table.FILTER, names.EXTERNAL_SERVICES)
     assert [rule.split()[-1] for rule in outside] == ["REJECT"] * 3
@@ -227,7 +229,7 @@ def test_a_health_check_node_port_is_let_in_once_for_each_port() -> None:
 def test_a_health_check_node_port_is_let_in() -> None:
     made = Made(external(external_local=True, health_check_node_port=30999), LOCAL)
     assert made.placed(Table.FILTER, names.NODE_PORTS) == [
-        f' -m comment --comment "{WEB} health check node port" -m tcp -p tcp --dport 30999 -j ACCEPT'
+        f' -p tcp -m comment --comment "{WEB} health check node port" -m tcp --dport 30999 -j ACCEPT'
     ]
 
 
