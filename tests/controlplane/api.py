@@ -31,6 +31,8 @@ KINDS = {
     "Pod": ("pods", True),
     "Secret": ("secrets", True),
     "ServiceAccount": ("serviceaccounts", True),
+    "ConfigMap": ("configmaps", True),
+    "DaemonSet": ("daemonsets", True),
     "EndpointSlice": ("endpointslices", True),
     "ClusterRole": ("clusterroles", False),
     "ClusterRoleBinding": ("clusterrolebindings", False),

@@ -25,7 +25,7 @@ from tests.topology import Host
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "tools" / "controlplane.sh"
-RBAC = ROOT / "deploy" / "rbac.yaml"
+DEPLOYMENT = ROOT / "deploy" / "daemonset.yaml"
 
 ETCD, APISERVER, CONTROLLERS = "etcd", "kube-apiserver", "kube-controller-manager"
 ETCD_PORT, ETCD_PEER_PORT, PORT = 2379, 2380, 6443
@@ -76,7 +76,7 @@ class Plane:
             self.start(ETCD)
             self.start(APISERVER, *more)
             self.wait_ready()
-            self.admin.apply_file(RBAC)
+            self.admin.apply_file(DEPLOYMENT)
         except BaseException:
             self.close()
             raise
