@@ -8,7 +8,7 @@ import yaml
 
 from tests.cluster_api.steps import Offers, break_streams, right_again
 from tests.controlplane.outpost import outpost
-from tests.controlplane.plane import PROXYD, PROXYD_NAMESPACE, DEPLOYMENT, Plane
+from tests.controlplane.plane import DEPLOYMENT, PROXYD, PROXYD_NAMESPACE, Plane
 
 Permission = tuple[str, str, str]
 # That something is said again, which is seldom: see test_events.

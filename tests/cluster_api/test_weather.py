@@ -18,7 +18,7 @@ from tests.controlplane import objects
 from tests.controlplane.api import Api
 from tests.controlplane.certificates import Authority
 from tests.controlplane.outpost import RESOURCES, Outpost
-from tests.controlplane.plane import APISERVER, PROXYD, DEPLOYMENT, Plane, replace
+from tests.controlplane.plane import APISERVER, DEPLOYMENT, PROXYD, Plane, replace
 from tests.program import until
 
 
