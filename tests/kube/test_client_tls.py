@@ -29,7 +29,8 @@ def signed(folder: Path, name: str, issuer: tuple[Path, Path], extensions: str) 
     """A certificate with these extensions and no others (OpenSSL's words), signed by somebody, and its key."""
     cert, key, request, wanted = (folder / f"{name}.{suffix}" for suffix in ("crt", "key", "csr", "ext"))
     wanted.write_text(f"{extensions}\nsubjectKeyIdentifier=none\nauthorityKeyIdentifier=none\n")
-    ask = f"openssl req -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -subj /CN={name} -keyout {key} -out {request}"
+    ask = "openssl req -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes"
+    ask += f" -subj /CN={name} -keyout {key} -out {request}"
     sign = f"openssl x509 -req -in {request} -CA {issuer[0]} -CAkey {issuer[1]} -days 2 -extfile {wanted} -out {cert}"
     for command in (ask, sign):
         subprocess.run(command.split(), check=True, capture_output=True)
