@@ -14,7 +14,8 @@ mount --bind "$root" "$root"
 mount --rbind /proc "$root/proc"
 mount --bind "$root/proc/sys" "$root/proc/sys"
 mount -o remount,bind,ro "$root/proc/sys"
-for each in dev sys tmp run; do mount --rbind "/$each" "$root/$each"; done
+for each in dev sys tmp; do mount --rbind "/$each" "$root/$each"; done
+mount -t tmpfs tmpfs "$root/run"  # for the lock of iptables-legacy
 mount -o remount,bind,ro "$root"
 exec chroot "$root" setpriv --no-new-privs --inh-caps=-all --bounding-set="$capabilities" /usr/local/bin/proxyd "$@"
 ' in-image "$root" "${CAPABILITIES:--all,+net_admin,+net_raw}" "$@"

@@ -1,4 +1,4 @@
-"""proxyd in its image, with the rights that its DaemonSet gives it: for `make image-test` only (no name that pytest collects)."""
+"""proxyd in its image, with the rights of its DaemonSet: for `make image-test`, as the name keeps pytest from it."""
 
 from __future__ import annotations
 
