@@ -1,11 +1,12 @@
 # make setup | demo | test | lint | bench : each installs what it needs first (Debian, root).
 # make prometheus : fetches the Prometheus of the tests (Debian's package, unpacked, not installed); part of make test.
+# make image image-test : with docker, podman or buildah; see tools/image.sh.
 # make controlplane : builds etcd and the API server of the tests (with Go, once, some minutes); part of make test.
 SHELL := /bin/bash
 PY := .venv/bin/python
 PURE := proxyd/model.py,proxyd/addresses.py,proxyd/desired/*,proxyd/nft/*,proxyd/ipt/*,proxyd/kube/decode.py
 
-.PHONY: setup demo controlplane prometheus test coverage lint bench clean
+.PHONY: setup demo controlplane prometheus test coverage lint bench image image-test clean
 setup: .venv/.ready
 
 .venv/.ready: pyproject.toml tools/setup.sh
@@ -38,6 +39,13 @@ coverage:
 
 bench: setup
 	$(PY) -m tests.bench $(BENCH_ARGS)
+
+image:
+	tools/image.sh build $(IMAGE_ARGS)
+
+# As root: proxyd in the image that is there.
+image-test: setup
+	tools/image-test.sh
 
 clean:
 	rm -rf .venv .coverage .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -15,7 +15,8 @@ from typing import Any, Protocol, Self
 
 from tests.topology import Host
 
-PROXYD = str(Path(sys.executable).with_name("proxyd"))
+# What is tested is this checkout, or for `make image-test` what an image has.
+PROXYD = os.environ.get("PROXYD_PROGRAM", str(Path(sys.executable).with_name("proxyd")))
 CLUSTER_CIDR = "10.244.0.0/16,fd00:10:244::/48"
 FLAGS = ("--proxy-mode", "nftables", "--hostname-override", "node1", "--cluster-cidr", CLUSTER_CIDR)
 HEALTH_PORT = 10256

@@ -23,6 +23,8 @@ from proxyd.nft.objects import Transaction
 from proxyd.nft.script import script
 
 MINIMUM_VERSION = (1, 0, 6)
+# From here on, what older versions crash at is written with every set whose key has only the names of types.
+BY_EXPRESSIONS = (1, 1, 3)
 _SHOWN = 600
 _AF = {Family.IPV4: socket.AF_INET, Family.IPV6: socket.AF_INET6}
 # Attributes of sets; of chains only the name has another number (linux/netfilter/nf_tables.h). Flags of sets.
@@ -81,7 +83,7 @@ class Library:
             raise NftablesUnavailableError(f"nftables cannot be read: {error}{_hint(str(error))}") from error
         except (ValueError, KeyError, IndexError) as error:
             raise NftablesUnavailableError("libnftables was built without JSON support") from error
-        if tuple(int(part) for part in re.findall(r"\d+", version)[:3]) < MINIMUM_VERSION:
+        if numbers(version) < MINIMUM_VERSION:
             minimum = ".".join(map(str, MINIMUM_VERSION))
             raise NftablesUnavailableError(f"nftables {version} is too old: {minimum} or newer is needed")
         return version
@@ -107,7 +109,7 @@ class LibNftables(Library):
     def commit(self, transaction: Transaction) -> None:
         """See ``Ruleset``."""
         if transaction.size or transaction.table is not None:
-            self.run(script(transaction))
+            self.run(script(transaction, by_expressions=numbers(self.version) >= BY_EXPRESSIONS))
 
     def contents(self, family: Family) -> Contents:
         """See ``Ruleset``. Not by the library, which would hold the chains of all others (tens of MB of them)."""
@@ -129,6 +131,11 @@ class LibNftables(Library):
         if not self._names.whole:
             raise KernelRefusedError("nftables of this node changes faster than the names in it can be read")
         return [attributes(each, nfnetlink.START) for each in found]
+
+
+def numbers(version: str) -> tuple[int, ...]:
+    """The parts of a version, to be compared."""
+    return tuple(int(part) for part in re.findall(r"\d+", version)[:3])
 
 
 def _netfilter_sockets() -> set[tuple[int, int]]:

@@ -21,6 +21,7 @@ from urllib3.exceptions import ConnectTimeoutError, HTTPError, NewConnectionErro
 
 from proxyd import __version__
 from proxyd.kube.kubeconfig import ClientError, Settings, one_line, read_settings, stamps
+from proxyd.kube.tls import tls_context
 
 CONNECT_SECONDS = 10.0
 # An answer begins long before this, also to a watch; what may be silent for longer is only the stream behind the headers.
@@ -220,6 +221,7 @@ class Client:
 
         self._settings = settings
         self._pool: urllib3.PoolManager = ApiClient(settings.configuration).rest_client.pool_manager
+        self._pool.connection_pool_kw["ssl_context"] = tls_context(settings.configuration)
         self._checked = self._clock()
         self._stamps = stamps(settings.files)
 

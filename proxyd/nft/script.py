@@ -14,18 +14,22 @@ FAMILY_WORD = {Family.IPV4: "ip", Family.IPV6: "ip6"}
 _LINE = 200
 
 
-def script(transaction: o.Transaction) -> str:
-    """Gives the text of a transaction for one call of libnftables, which carries it out whole or not at all."""
-    return "\n".join(_lines(transaction)) + "\n"
+def script(transaction: o.Transaction, *, by_expressions: bool = False) -> str:
+    """Gives the text of a transaction for one call of libnftables, which carries it out whole or not at all.
+
+    ``by_expressions`` declares keys by expressions also where types have names: see decision 0031.
+    """
+    return "\n".join(_lines(transaction, by_expressions)) + "\n"
 
 
-def _lines(t: o.Transaction) -> Iterator[str]:
+def _lines(t: o.Transaction, by_expressions: bool) -> Iterator[str]:
     family = FAMILY_WORD[t.family]
     table = f"{family} {TABLE}"
     if t.table is not None:
         yield f'add table {table} {{ comment "{t.table}"; }}'
     for container in t.containers:
-        yield f"add {_kind(container.is_map)} {table} {container.name} {{ {_declaration(container, family)} }}"
+        declared = f"{_key_types(container, family, by_expressions)}; {_properties(container)}".rstrip()
+        yield f"add {_kind(container.is_map)} {table} {container.name} {{ {declared} }}"
     for counter in t.counters:
         yield f"add counter {table} {counter}"
     for chain in t.chains:
@@ -75,26 +79,30 @@ def _element_text(element: o.Element, whole: bool) -> str:
 _ADDRESS_TYPE = {"ip": "ipv4_addr", "ip6": "ipv6_addr"}
 _TYPE = {o.KeyType.PROTOCOL: "inet_proto", o.KeyType.PORT: "inet_service"}
 # Numbers have no type name of their own, so a container with one is described by expressions; any modulus will do. The
-# port must be one of a named protocol: nft 1.0.6 cannot reread a map of "th dport" when a later command refers to it.
+# port must then be one of a named protocol: nft 1.0.6 cannot reread a map of "th dport" when a later command refers to it.
 _TYPEOF = {
     o.KeyType.ADDRESS: "{family} daddr",
+    o.KeyType.PROTOCOL: "meta l4proto",
     o.KeyType.PORT: "{protocol} dport",
     o.KeyType.NUMBER: "numgen random mod 2",
 }
+_ANY_PROTOCOL = "th"
 
 
-def _key_types(container: o.Container, family: str) -> str:
-    value = container.value
-    if o.KeyType.NUMBER in container.key:
-        words = {part: text.format(family=family, protocol=container.protocol) for part, text in _TYPEOF.items()}
-        parts = (" . ".join(words[part] for part in each) for each in (container.key, value or ()))
-        return "typeof " + " : ".join(part for part in parts if part)
-    key = " . ".join(_TYPE.get(part, _ADDRESS_TYPE[family]) for part in container.key)
-    return f"type {key}{' : verdict' if container.is_map else ''}"
+def _key_types(container: o.Container, family: str, by_expressions: bool) -> str:
+    if by_expressions or o.KeyType.NUMBER in container.key:
+        protocol = container.protocol or _ANY_PROTOCOL
+        word, words = "typeof", {part: text.format(family=family, protocol=protocol) for part, text in _TYPEOF.items()}
+    else:
+        word, words = "type", {**_TYPE, o.KeyType.ADDRESS: _ADDRESS_TYPE[family]}
+    key = " . ".join(words[part] for part in container.key)
+    if not container.is_map:
+        return f"{word} {key}"
+    return f"{word} {key} : {' . '.join(words[part] for part in container.value or ()) or 'verdict'}"
 
 
-def _declaration(container: o.Container, family: str) -> str:
-    parts = [_key_types(container, family)]
+def _properties(container: o.Container) -> str:
+    parts = []
     flags = [flag for flag, on in (("interval", container.interval), ("dynamic,timeout", container.timeout)) if on]
     if flags:
         parts.append(f"flags {','.join(flags)}")
@@ -102,7 +110,7 @@ def _declaration(container: o.Container, family: str) -> str:
         parts.append(f"size {container.size}")
     if container.counter:
         parts.append("counter")
-    return "; ".join(parts) + ";"
+    return " ".join(f"{part};" for part in parts)
 
 
 _FIELDS = {

@@ -16,7 +16,8 @@ from tests.controlplane import objects
 from tests.controlplane.api import Api, path_of
 from tests.controlplane.namespaces import inside, listen
 from tests.controlplane.outpost import ENDPOINT, METRICS_PORT, PATIENCE, Outpost, outpost
-from tests.controlplane.plane import RBAC, Plane
+from tests.controlplane.plane import Plane
+from tests.deployment import DAEMON_SET
 from tests.program import DEADLINE, Proxyd, until
 from tests.topology import V4
 
@@ -171,4 +172,4 @@ def test_without_permission_events_are_given_up_and_nothing_else_is(here: Outpos
         assert len(here.proxyd.events("Events cannot be written, will be tried again")) == 1
         here.serves(offer("served"))
     finally:
-        plane.admin.apply_file(RBAC)
+        plane.admin.apply_file(DAEMON_SET)

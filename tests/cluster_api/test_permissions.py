@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import yaml
-
 from tests.cluster_api.steps import Offers, break_streams, right_again
 from tests.controlplane.outpost import outpost
-from tests.controlplane.plane import PROXYD, PROXYD_NAMESPACE, RBAC, Plane
+from tests.controlplane.plane import PROXYD, PROXYD_NAMESPACE, Plane
+from tests.deployment import one
 
 Permission = tuple[str, str, str]
 # That something is said again, which is seldom: see test_events.
@@ -17,10 +16,9 @@ AGAIN = {("events.k8s.io", "events", "patch")}
 
 def granted() -> set[Permission]:
     """What the role allows: group, resource, verb."""
-    [role] = [each for each in yaml.safe_load_all(RBAC.read_text()) if each["kind"] == "ClusterRole"]
     return {
         (group, resource, verb)
-        for rule in role["rules"]
+        for rule in one("ClusterRole")["rules"]
         for group in rule["apiGroups"]
         for resource in rule["resources"]
         for verb in rule["verbs"]

@@ -18,7 +18,8 @@ from tests.controlplane import objects
 from tests.controlplane.api import Api
 from tests.controlplane.certificates import Authority
 from tests.controlplane.outpost import RESOURCES, Outpost
-from tests.controlplane.plane import APISERVER, PROXYD, RBAC, Plane, replace
+from tests.controlplane.plane import APISERVER, PROXYD, Plane, replace
+from tests.deployment import DAEMON_SET
 from tests.program import until
 
 
@@ -114,7 +115,7 @@ def test_permissions_are_taken_away_and_given_back(here: Outpost, plane: Plane, 
         break_streams(here)
         noticed()
         assert here.proxyd.events("forbidden", reason="http-403")
-        plane.admin.apply_file(RBAC)
+        plane.admin.apply_file(DAEMON_SET)
 
 
 def test_a_certificate_is_not_trusted_until_its_authority_is(

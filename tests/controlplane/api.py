@@ -31,6 +31,8 @@ KINDS = {
     "Pod": ("pods", True),
     "Secret": ("secrets", True),
     "ServiceAccount": ("serviceaccounts", True),
+    "ConfigMap": ("configmaps", True),
+    "DaemonSet": ("daemonsets", True),
     "EndpointSlice": ("endpointslices", True),
     "ClusterRole": ("clusterroles", False),
     "ClusterRoleBinding": ("clusterrolebindings", False),
@@ -105,9 +107,10 @@ class Api:
         """Creates an object."""
         return self.call("POST", path_of(manifest).rsplit("/", 1)[0], manifest)
 
-    def apply(self, manifest: Object) -> Any:
+    def apply(self, manifest: Object, **parameters: str) -> Any:
         """Makes an object what its manifest says, be it there or not."""
-        return self.call("PATCH", f"{path_of(manifest)}?fieldManager=tests&force=true", manifest, APPLY)
+        query = urlencode({"fieldManager": "tests", "force": "true", **parameters})
+        return self.call("PATCH", f"{path_of(manifest)}?{query}", manifest, APPLY)
 
     def apply_file(self, file: Path) -> None:
         """Applies every object of a YAML file."""

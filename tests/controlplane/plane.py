@@ -20,12 +20,12 @@ from typing import Any
 from tests.controlplane.api import Api, ApiRefusedError
 from tests.controlplane.certificates import Authority, key_pair
 from tests.controlplane.namespaces import connect, start
+from tests.deployment import DAEMON_SET
 from tests.program import DEADLINE, until
 from tests.topology import Host
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "tools" / "controlplane.sh"
-RBAC = ROOT / "deploy" / "rbac.yaml"
 
 ETCD, APISERVER, CONTROLLERS = "etcd", "kube-apiserver", "kube-controller-manager"
 ETCD_PORT, ETCD_PEER_PORT, PORT = 2379, 2380, 6443
@@ -76,7 +76,7 @@ class Plane:
             self.start(ETCD)
             self.start(APISERVER, *more)
             self.wait_ready()
-            self.admin.apply_file(RBAC)
+            self.admin.apply_file(DAEMON_SET)
         except BaseException:
             self.close()
             raise
@@ -210,6 +210,7 @@ class Plane:
             tls_private_key_file=key,
             token_auth_file=folder / "users.csv",
             authorization_mode="RBAC",
+            allow_privileged="true",  # as kubeadm and others start it
             service_account_issuer="https://kubernetes.default.svc",
             service_account_signing_key_file=folder / "tokens.key",
             service_account_key_file=folder / "tokens.pub",

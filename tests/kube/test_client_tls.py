@@ -25,6 +25,18 @@ def make_certificate(folder: Path, name: str) -> tuple[Path, Path]:
     return cert, key
 
 
+def signed(folder: Path, name: str, issuer: tuple[Path, Path], extensions: str) -> tuple[Path, Path]:
+    """A certificate with these extensions and no others (OpenSSL's words), signed by somebody, and its key."""
+    cert, key, request, wanted = (folder / f"{name}.{suffix}" for suffix in ("crt", "key", "csr", "ext"))
+    wanted.write_text(f"{extensions}\nsubjectKeyIdentifier=none\nauthorityKeyIdentifier=none\n")
+    ask = "openssl req -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes"
+    ask += f" -subj /CN={name} -keyout {key} -out {request}"
+    sign = f"openssl x509 -req -in {request} -CA {issuer[0]} -CAkey {issuer[1]} -days 2 -extfile {wanted} -out {cert}"
+    for command in (ask, sign):
+        subprocess.run(command.split(), check=True, capture_output=True)
+    return cert, key
+
+
 def serving(cert: Path, key: Path, clients: Path | None = None) -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(cert, key)
@@ -74,6 +86,38 @@ class TestTls:
                 get(connect(config, ""))
             assert caught.value.reason == "tls"
             assert api.requests == []
+
+    def test_an_authority_without_key_usage_and_a_server_without_key_identifier(self, tmp_path: Path) -> None:
+        # Python refuses both from 3.13 on, and kube-proxy does not.
+        authority = make_certificate(tmp_path, "authority")
+        server = signed(tmp_path, "server", authority, "subjectAltName=IP:127.0.0.1")
+        with ApiServer(serving(*server)) as api:
+            config = kubeconfig(tmp_path / "config", api.url, **{"certificate-authority": "authority.crt"})
+            get(connect(config, ""))
+            assert api.count() == 1
+
+    def test_an_authority_that_another_one_has_signed(self, tmp_path: Path) -> None:
+        above = make_certificate(tmp_path, "above")
+        authority = signed(tmp_path, "authority", above, "basicConstraints=CA:TRUE")
+        server = signed(tmp_path, "server", authority, "subjectAltName=IP:127.0.0.1")
+        with ApiServer(serving(*server)) as api:
+            config = kubeconfig(tmp_path / "config", api.url, **{"certificate-authority": "authority.crt"})
+            get(connect(config, ""))
+            assert api.count() == 1
+
+    def test_a_name_that_is_not_in_the_certificate_is_refused(self, tmp_path: Path) -> None:
+        authority = make_certificate(tmp_path, "authority")
+        server = signed(tmp_path, "server", authority, "subjectAltName=IP:127.0.0.9")
+        with ApiServer(serving(*server)) as api:
+            config = kubeconfig(tmp_path / "config", api.url, **{"certificate-authority": "authority.crt"})
+            with pytest.raises(TransportError) as caught:
+                get(connect(config, ""))
+            assert caught.value.reason == "tls"
+
+    def test_insecure_skip_tls_verify(self, tmp_path: Path) -> None:
+        with ApiServer(serving(*make_certificate(tmp_path, "server"))) as api:
+            get(connect(kubeconfig(tmp_path / "config", api.url, **{"insecure-skip-tls-verify": True}), ""))
+            assert api.count() == 1
 
     def test_client_certificate(self, tmp_path: Path) -> None:
         server, ours = make_certificate(tmp_path, "server"), make_certificate(tmp_path, "ours")

@@ -150,6 +150,26 @@ def test_a_container(container: Container, declaration: str) -> None:
     assert text(containers=(container,)) == f"add {declaration}\n"
 
 
+@pytest.mark.parametrize(
+    ("container", "declaration"),
+    [
+        (Container("s", (A,)), "set ip proxyd s { typeof ip daddr; }"),
+        (
+            Container("m", (P, PORT), (), counter=True),
+            "map ip proxyd m { typeof meta l4proto . th dport : verdict; counter; }",
+        ),
+        (Container("s", (A, PORT), protocol="tcp"), "set ip proxyd s { typeof ip daddr . tcp dport; }"),
+        (
+            Container("m", (PORT, N), (A, PORT), protocol="udp"),
+            "map ip proxyd m { typeof udp dport . numgen random mod 2 : ip daddr . udp dport; }",
+        ),
+    ],
+)
+def test_a_container_by_expressions_only(container: Container, declaration: str) -> None:
+    # What nft writes for a set whose key has only names of types, from 1.1.3 on, is what older ones crash at.
+    assert script(Transaction(Family.IPV4, containers=(container,)), by_expressions=True) == f"add {declaration}\n"
+
+
 def test_a_container_of_the_other_family() -> None:
     declared = Container("m", (A, PORT, N), (A, PORT), protocol="tcp")
     assert text(Family.IPV6, containers=(declared, Container("s", (A,)))) == (
