@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from tests.cluster.cases import SILENCE
-from tests.cluster.conftest import inside
 from tests.cluster.manifests import METRICS_PORT, metric, text
+from tests.cluster.namespaces import inside
 from tests.program import Proxyd, until, write
 from tests.topology import ADDRESSES, NODE, OTHER, V4, V6, Family, Topology
 
