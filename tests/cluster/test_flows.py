@@ -27,6 +27,7 @@ from tests.cluster.flows import (
     slices,
     target,
 )
+from tests.cluster.modes import ALSO_LEGACY, ALSO_NFT, Mode
 from tests.cluster.namespaces import inside
 from tests.fakes.flows import Flow
 from tests.netns import add_many_flows
@@ -34,8 +35,9 @@ from tests.program import until
 from tests.topology import V4, V6
 
 
+@ALSO_NFT
 @FAMILIES
-def test_flows_follow_the_endpoint_that_replaces_their_own(bench: Bench, family: Family) -> None:
+def test_flows_follow_the_endpoint_that_replaces_their_own(mode: Mode, bench: Bench, family: Family) -> None:
     bench.put(service(), *slices(pod1=READY))
     bench.start()
     assert {bench.send(to, port) for to, port in every_frontend(family)} == {"pod1"}
@@ -45,9 +47,12 @@ def test_flows_follow_the_endpoint_that_replaces_their_own(bench: Bench, family:
     assert bench.metric("kubeproxy_conntrack_reconciler_deleted_entries_total", family) >= len(FRONTENDS)
 
 
+@ALSO_LEGACY
 @FAMILIES
 @pytest.mark.parametrize("how", ["scaled to zero", "not serving"])
-def test_flows_to_the_last_endpoint_are_refused_when_that_is_gone(bench: Bench, family: Family, how: str) -> None:
+def test_flows_to_the_last_endpoint_are_refused_when_that_is_gone(
+    mode: Mode, bench: Bench, family: Family, how: str
+) -> None:
     bench.put(service(), *slices(pod1=READY))
     bench.start()
     assert {bench.send(to, port) for to, port in every_frontend(family)} == {"pod1"}
@@ -56,8 +61,9 @@ def test_flows_to_the_last_endpoint_are_refused_when_that_is_gone(bench: Bench, 
         bench.until_answered(to, port, REFUSED)
 
 
+@ALSO_NFT
 @FAMILIES
-def test_flows_that_began_before_the_service_are_served(bench: Bench, family: Family) -> None:
+def test_flows_that_began_before_the_service_are_served(mode: Mode, bench: Bench, family: Family) -> None:
     bench.start()
     for to, port in every_frontend(family):
         bench.send(to, port)
@@ -133,8 +139,9 @@ def test_flows_of_a_deleted_service_end(bench: Bench, family: Family) -> None:
     assert not any(each.answers == pod("pod1", family) for each in bench.flows(family))
 
 
+@ALSO_LEGACY
 @FAMILIES
-def test_a_port_that_turns_from_udp_to_tcp_ends_its_udp_flows_only(bench: Bench, family: Family) -> None:
+def test_a_port_that_turns_from_udp_to_tcp_ends_its_udp_flows_only(mode: Mode, bench: Bench, family: Family) -> None:
     to = target("cluster ip", family)
     other = {**service(clusterIPs=[{V4: "10.96.0.77", V6: "fd00:10:96::77"}[family]]), "metadata": {"name": "other"}}
     other["spec"] |= {"clusterIP": other["spec"]["clusterIPs"][0], "externalIPs": [], "type": "ClusterIP"}
@@ -183,8 +190,9 @@ def test_an_endpoint_that_terminates_keeps_its_flows_while_it_serves(bench: Benc
     bench.until_answered(to, 5353, {"pod3"})
 
 
+@ALSO_NFT
 @FAMILIES
-def test_a_restart_cuts_no_flow_that_has_its_endpoint(bench: Bench, family: Family) -> None:
+def test_a_restart_cuts_no_flow_that_has_its_endpoint(mode: Mode, bench: Bench, family: Family) -> None:
     """Balanced anew, twenty flows would go where they went with a chance of one in a million."""
     to, ports = target("cluster ip", family), range(6000, 6020)
     bench.put(service(), *slices(pod1=READY, pod3=READY))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import json
 from pathlib import Path
 
 import pytest
@@ -137,3 +138,36 @@ def test_a_service_on_a_node_port_answers_on_127_0_0_1(node: Topology, mode: Mod
     write(folder, "web.yaml", manifest(type="NodePort", ports=ports))
     with Proxyd(node, folder, log, "--nodeport-addresses", "0.0.0.0/0", flags=mode.flags):
         assert {answer.by for answer in node.ask("node", "127.0.0.1", 30080, count=10)} == {"pod1", "pod3"}
+
+
+# What a kube-proxy wrote there once: the Service leads to a pod that is gone.
+STALE = """*nat
+:KUBE-SERVICES - [0:0]
+:KUBE-SVC-OLDOLDOLDOLDOLDO - [0:0]
+:KUBE-SEP-OLDOLDOLDOLDOLDO - [0:0]
+:SOMEBODYS - [0:0]
+-A PREROUTING -m comment --comment "kubernetes service portals" -j KUBE-SERVICES
+-A OUTPUT -m comment --comment "kubernetes service portals" -j KUBE-SERVICES
+-A KUBE-SERVICES -d 10.96.0.10/32 -p tcp -m tcp --dport 80 -j KUBE-SVC-OLDOLDOLDOLDOLDO
+-A KUBE-SVC-OLDOLDOLDOLDOLDO -j KUBE-SEP-OLDOLDOLDOLDOLDO
+-A KUBE-SEP-OLDOLDOLDOLDOLDO -p tcp -m tcp -j DNAT --to-destination 10.244.2.99:8080
+-A SOMEBODYS -d 10.9.9.9/32 -j ACCEPT
+COMMIT
+"""
+
+
+def test_rules_of_a_kube_proxy_in_the_other_backend_go_and_nothing_is_written_there(
+    node: Topology, mode: Mode, folder: Path, log: Path
+) -> None:
+    other = Mode.LEGACY if mode is Mode.NFT else Mode.NFT
+    node.node.run(f"{other}-restore", "--noflush", stdin=STALE)
+    with Proxyd(node, folder, log, flags=mode.flags) as proxyd:
+        assert proxyd.events("proxyd starts", iptables_backend=mode.backend)
+        until(lambda: not chains(node, other.backend), "nothing of a service proxy is left in the other backend")
+        assert answers(node) == {"pod1", "pod3"}
+        assert any(other in json.dumps(each) for each in proxyd.events()), "it was told"
+        write(folder, "web.yaml", manifest(pods=("pod2",)))
+        until(lambda: answers(node, count=3) == {"pod2"}, "the change is served")
+        assert "KUBE-SERVICES" in chains(node, mode.backend)
+    assert not chains(node, other.backend)
+    assert "-A SOMEBODYS -d 10.9.9.9/32 -j ACCEPT" in node.node.run(f"{other}-save").stdout
