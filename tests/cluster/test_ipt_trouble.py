@@ -15,7 +15,7 @@ from tests.cluster.flows import READY, Bench, pod, service, slices, target
 from tests.cluster.manifests import Connecting, answers
 from tests.cluster.modes import IPTABLES, Mode
 from tests.program import Proxyd, until
-from tests.topology import Topology
+from tests.topology import V4, V6, Topology
 
 pytestmark = IPTABLES
 FAILED = "rules not written"

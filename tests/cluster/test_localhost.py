@@ -202,7 +202,7 @@ def syn(source: str, destination: str, source_port: int, port: int) -> bytes:
 
 
 def answered(node: Topology, family: Family, port: int) -> set[int]:
-    """Asks for two connections from the next router, to localhost and to the node; gives the source ports with an answer."""
+    """Asks from the next router for connections to localhost and to the node; gives the source ports with an answer."""
     (shown,) = json.loads(node.node.run("ip", "-json", "link", "show", "dev", "eth0").stdout)
     kind = 0x86DD if family is V6 else 0x0800
 
