@@ -8,12 +8,18 @@ from pathlib import Path
 
 import pytest
 
-from proxyd.kernel.iptables import Backend
+from proxyd.ipt.style import Style
+from proxyd.kernel.ipt_rules import ToolRules
+from proxyd.kernel.iptables import Backend, IptablesTools
 from proxyd.kernel.xtables_lock import VARIABLE
+from proxyd.model import Family
+from proxyd.sync.ipt_reconcile import IptReconciler
 from tests.cluster.manifests import METRICS_PORT, Connecting, answers, manifest, metric
-from tests.cluster.modes import IPTABLES, Mode
+from tests.cluster.modes import IPTABLES, Mode, flush
+from tests.cluster.namespaces import inside
 from tests.controlplane.exposition import value
 from tests.program import FLAGS, Proxyd, until, write
+from tests.scenarios import replay, story
 from tests.topology import Topology
 
 pytestmark = IPTABLES
@@ -171,3 +177,20 @@ def test_rules_of_a_kube_proxy_in_the_other_backend_go_and_nothing_is_written_th
         assert "KUBE-SERVICES" in chains(node, mode.backend)
     assert not chains(node, other.backend)
     assert "-A SOMEBODYS -d 10.9.9.9/32 -j ACCEPT" in node.node.run(f"{other}-save").stdout
+
+
+def test_bad_objects_are_no_trouble_to_the_tools(world: Topology, mode: Mode) -> None:
+    """What is left out, and told, is what the scenario says; what is left is taken, one object after the other."""
+    scenario = story.load("bad-objects")
+    flush(world)
+    for step in scenario.steps:
+        played = replay.World(scenario.policy, "iptables")
+        played.list(step.objects)
+        for family in Family:
+            rules = ToolRules(IptablesTools(family, mode.backend))
+            played.reconcilers[family] = IptReconciler(family, rules, played.store.service, Style())
+        inside(world.node, played.sync)
+        for family, reconciler in played.reconcilers.items():
+            assert not reconciler.refusals, (step.name, family)
+            assert not reconciler.quarantined, (step.name, family)
+    flush(world)
