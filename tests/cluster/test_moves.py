@@ -84,7 +84,10 @@ def _chains(rules: Rules) -> set[str]:
 def test_an_endpoint_that_comes_and_goes_costs_no_connection_and_leaves_nothing_behind(
     world: Topology, rules: Rules, affinity: int
 ) -> None:
-    rules.serve(build.service(ip=VIP[V4], affinity_seconds=affinity), *slices("pod1", "pod3"))
+    service = build.service(ip=VIP[V4], affinity_seconds=affinity)
+    rules.serve(service, *slices("pod1"))
+    without = _chains(rules)
+    rules.serve(service, *slices("pod1", "pod3"))
     at_rest = _chains(rules)
     with Connecting(world, (VIP[V4], 80)) as connecting:
         for number in range(60):
@@ -99,6 +102,9 @@ def test_an_endpoint_that_comes_and_goes_costs_no_connection_and_leaves_nothing_
     # A pin may keep the client where it is.
     assert set(connecting.counts) <= {"pod1", "pod3"}
     assert _chains(rules) == at_rest
+    rules.change(*slices("pod1"))
+    rules.cleanup()
+    assert _chains(rules) == without
 
 
 @NFTABLES
