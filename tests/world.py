@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
@@ -15,6 +16,7 @@ from proxyd.kernel.ruleset import KernelRefusedError
 from proxyd.kube.store import Store
 from proxyd.model import EndpointSlice, Family, Node, Reason, Service, ServiceKey
 from proxyd.nft.objects import Chain
+from proxyd.sync.family import FamilyRules
 from proxyd.sync.reconcile import Reconciler
 from tests import build
 from tests.fakes.packets import Host, Outcome, Packet, distribution
@@ -34,39 +36,26 @@ Object = Service | EndpointSlice | Node
 Outcomes = list[tuple[Fraction, Outcome]]
 
 
-class World:
-    """One family of one node."""
+class AnyWorld(ABC):
+    """One family of one node in either mode: what changes, what is written, where connections go then."""
 
-    def __init__(
-        self,
-        *objects: Object,
-        family: Family = Family.IPV4,
-        ruleset: FakeRuleset | None = None,
-        clean_flows: Callable[[Family, Mapping[FrontendKey, Live]], None] | None = None,
-        **settings: Any,
-    ) -> None:
+    reconciler: FamilyRules
+
+    def __init__(self, *objects: Object, family: Family, **settings: Any) -> None:
         self.family = family
         self.store: Store = build.store(*objects)
-        self.ruleset = ruleset if ruleset is not None else FakeRuleset()
         self.settings = build.settings(family, **settings)
         self.stopped = False
         # What was handed over for a look at its flows.
         self.cleaned: list[dict[FrontendKey, Live]] = []
-        self.clean_flows = clean_flows or (lambda _, changed: self.cleaned.append(dict(changed)))
-        self.reconciler = self._reconciler()
 
-    def _reconciler(self) -> Reconciler:
-        return Reconciler(
-            self.family,
-            self.ruleset,
-            self.store.service,
-            lambda: self.stopped,
-            clean_flows=self.clean_flows,
-        )
-
+    @abstractmethod
     def restart(self) -> None:
         """A new daemon on the rules that the old one left."""
-        self.reconciler = self._reconciler()
+
+    @abstractmethod
+    def outcomes(self, packet: Packet, host: Host) -> Outcomes:
+        """All outcomes of a packet."""
 
     def put(self, *objects: Object) -> None:
         for each in objects:
@@ -123,7 +112,7 @@ class World:
     ) -> Outcomes:
         """All outcomes of a connection from a pod, the node itself or outside."""
         source, iif = ORIGINS[self.family][by]
-        return distribution(self.ruleset, Packet(source, destination, port, protocol, iif), host)
+        return self.outcomes(Packet(source, destination, port, protocol, iif), host)
 
     def reaches(self, destination: str, port: int = 80, **how: Any) -> dict[str, Fraction]:
         """The endpoints' addresses that a connection may get to, with probabilities; or a verdict other than accept."""
@@ -131,6 +120,37 @@ class World:
         for probability, outcome in self.ask(destination, port, **how):
             found[outcome.destination[0] if outcome.verdict == "accept" else outcome.verdict] += probability  # type: ignore[assignment]
         return {name: Fraction(each) for name, each in found.items()}
+
+
+class World(AnyWorld):
+    """nftables mode."""
+
+    reconciler: Reconciler
+
+    def __init__(
+        self,
+        *objects: Object,
+        family: Family = Family.IPV4,
+        ruleset: FakeRuleset | None = None,
+        clean_flows: Callable[[Family, Mapping[FrontendKey, Live]], None] | None = None,
+        **settings: Any,
+    ) -> None:
+        super().__init__(*objects, family=family, **settings)
+        self.ruleset = ruleset if ruleset is not None else FakeRuleset()
+        self.clean_flows = clean_flows or (lambda _, changed: self.cleaned.append(dict(changed)))
+        self.restart()
+
+    def restart(self) -> None:
+        self.reconciler = Reconciler(
+            self.family,
+            self.ruleset,
+            self.store.service,
+            lambda: self.stopped,
+            clean_flows=self.clean_flows,
+        )
+
+    def outcomes(self, packet: Packet, host: Host) -> Outcomes:
+        return distribution(self.ruleset, packet, host)
 
 
 def even(*names: str) -> dict[str, Fraction]:

@@ -1,7 +1,7 @@
 """Notices when somebody else changes rules of the legacy backend, whose kernel side tells nobody.
 
 It does give the number of rules and bytes of a table at once, however large that is. Where these change and no call of
-ours was the reason, the tables are read and their rules counted, by a tool.
+ours was the reason, the tables are read and their rules counted, by a tool. What keeps both is found by the clock only.
 """
 
 from __future__ import annotations
@@ -26,6 +26,8 @@ log = structlog.get_logger("proxyd.kernel")
 
 # Seconds between looks at the sizes.
 PERIOD = 1.0
+# Seconds between comparisons of all rules with what is wanted, for what keeps the sizes (kube-proxy's full sync: the same).
+COMPARED_EVERY = 3600.0
 # Reading tables may take this share of the time: after t seconds of it the next one waits t * (1/share - 1).
 SHARE = 0.1
 # include/uapi/linux/netfilter_ipv4/ip_tables.h: the option, and struct ipt_getinfo, which begins with the table's name.
@@ -73,7 +75,14 @@ class _Place:
 class LegacyWatch:
     """Calls ``drifted``, on a thread of its own, where rules of ours are missing or others are among them."""
 
-    def __init__(self, families: Sequence[Family], sizes: Callable[[Family], Sizes] = Sizes) -> None:
+    def __init__(
+        self,
+        families: Sequence[Family],
+        sizes: Callable[[Family], Sizes] = Sizes,
+        compared_every: float = COMPARED_EVERY,
+    ) -> None:
+        """``compared_every``: so many seconds apart, a Drift of no edits has everything compared."""
+        self._compared_every = compared_every
         self._sizes = {family: sizes(family) for family in families}
         self._places: dict[Family, _Place] = {}
         self._drifted: Callable[[Drift], None] = lambda _: None
@@ -128,8 +137,13 @@ class LegacyWatch:
 
     def _run(self) -> None:
         rest = PERIOD
+        compare_at = time.monotonic() + self._compared_every
         while not self._stopped.wait(rest):
             started = time.monotonic()
+            if started >= compare_at:
+                compare_at = started + self._compared_every
+                for family in self._places:
+                    self._drifted(Drift(family, "compared by the clock", edits=0, everything=True))
             for family, place in self._places.items():
                 try:
                     self._check(family, place)

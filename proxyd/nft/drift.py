@@ -18,7 +18,8 @@ Place = tuple[str, str]
 
 
 class Drift(msgspec.Struct, frozen=True):
-    """Changes to our table of one family that were not ours. ``what`` is for people, ``edits`` counts transactions.
+    """Changes to our table of one family that were not ours. ``what`` is for people, ``edits`` counts transactions: 0
+    where nobody told of any, and all is to be compared.
 
     ``elements`` are the places that were written, with whether the last that was told is that something is there now;
     ``chains`` those whose rules changed. ``everything``: these do not say all.

@@ -142,6 +142,11 @@ class FamilySync:
         The next pass undoes it, though not without end.
         """
         now = time.monotonic()
+        if not drift.edits:
+            # A comparison by the clock is no sign of anything.
+            self._drift = _both(self._drift, drift)
+            self._repair_at = now if self._repair_at is None else self._repair_at
+            return
         self._drifting_since = at if self._drifting_since is None else self._drifting_since
         if self._drifted_at is None or now - self._drifted_at > CALM:
             self._repairs, self._repair_delay = 0, 0.0
@@ -283,6 +288,9 @@ class FamilySync:
     def _repaired(self, drift: Drift, written_at: float) -> None:
         family, operations = self.reconciler.family, self.reconciler.operations
         how: Repair = "rewritten" if self.reconciler.rewritten else "mended"
+        if not drift.edits:
+            log.info("rules compared with what is wanted", ip_family=family, operations=operations)
+            return
         self._observer.repaired(family, how, drift.edits)
         if self._drifting_since is not None:
             self._observer.written(family, Cause.DRIFT, max(0.0, written_at - self._drifting_since))

@@ -10,10 +10,11 @@ from typing import Any
 from proxyd.desired.endpoints import Backend
 from proxyd.model import Family
 from tests.cluster.cases import EXTERNAL, FRONTENDS, LOAD_BALANCER, VIP, Target
+from tests.cluster.modes import Mode
 from tests.cluster.namespaces import inside
 from tests.fakes.flows import Flow
 from tests.netns import list_flows
-from tests.program import FLAGS, Proxyd, until, write
+from tests.program import Proxyd, until, write
 from tests.topology import ADDRESSES, NODE, V4, Topology
 
 NODE_PORT = 30053
@@ -75,14 +76,14 @@ def slices(**pods: dict[str, bool]) -> list[dict[str, Any]]:
 class Bench:
     """A daemon that is told in one step what there is, and senders of datagrams."""
 
-    def __init__(self, world: Topology, path: Path) -> None:
-        self.world, self.folder, self.log = world, path / "manifests", path / "log"
+    def __init__(self, world: Topology, path: Path, mode: Mode) -> None:
+        self.world, self.folder, self.log, self.mode = world, path / "manifests", path / "log", mode
         self.folder.mkdir()
         self.proxyd: Proxyd | None = None
 
     def start(self, *flags: str) -> None:
         """Starts the daemon, and waits until it has looked at the flows of what there is."""
-        self.proxyd = Proxyd(self.world, self.folder, self.log, flags=(*FLAGS, *flags))
+        self.proxyd = Proxyd(self.world, self.folder, self.log, flags=(*self.mode.flags, *flags))
         if any(self.folder.iterdir()):
             until(lambda: all(self.cleanings(family) for family in Family), "flows looked at")
 

@@ -11,9 +11,12 @@ from proxyd.model import EndpointSlice, Family, Service, SlicePort
 from proxyd.nft import layout
 from tests import build
 from tests.cluster.cases import FAMILIES, FRONTENDS, NODE_PORT, names, service, slices, target
-from tests.cluster.conftest import Rules
+from tests.cluster.modes import ALSO_LEGACY, NFTABLES
+from tests.cluster.rules import Rules
 from tests.program import until
 from tests.topology import V4, Topology
+
+pytestmark = ALSO_LEGACY
 
 # -- chance ------------------------------------------------------------------------------------------------------------
 
@@ -99,6 +102,7 @@ def expiry(rules: Rules) -> float:
     return sum(int(number) * units[unit] for number, unit in re.findall(r"(\d+)(ms|h|m|s)", text))
 
 
+@NFTABLES
 def test_the_time_of_affinity_begins_anew_with_each_connection(world: Topology, rules: Rules) -> None:
     rules.serve(service(affinity_seconds=60), *slices(*PODS))
     to = target("cluster ip", V4)
@@ -110,6 +114,7 @@ def test_the_time_of_affinity_begins_anew_with_each_connection(world: Topology, 
     assert expiry(rules) > old
 
 
+@NFTABLES
 def test_a_client_is_forgotten_after_its_time(world: Topology, rules: Rules) -> None:
     rules.serve(service(affinity_seconds=1), *slices(*PODS))
     world.ask("client1", *target("cluster ip", V4))
@@ -121,6 +126,7 @@ def test_a_client_is_forgotten_after_its_time(world: Topology, rules: Rules) -> 
     until(lambda: "198.51.100.7" not in listed(), "the pin is gone")
 
 
+@NFTABLES
 @FAMILIES
 def test_clients_are_served_when_there_is_no_room_for_pins(
     world: Topology, rules: Rules, family: Family, monkeypatch: pytest.MonkeyPatch

@@ -14,6 +14,7 @@ import pytest
 
 from proxyd import __version__
 from tests.cluster.manifests import METRICS_PORT, VIP, Connecting, answers, manifest, objects
+from tests.cluster.modes import ALSO_LEGACY, Mode
 from tests.program import CLUSTER_CIDR, FLAGS, HEALTH_PORT, PROXYD, Proxyd, until, write
 from tests.topology import Topology
 
@@ -59,9 +60,10 @@ def test_a_file_that_cannot_be_read_harms_no_other(node: Topology, folder: Path,
         assert node.hosts["client1"].call("ask_until", ip=VIP, port=80, answer="pod4")
 
 
-def test_a_service_that_cannot_be_served_harms_no_other(node: Topology, folder: Path, log: Path) -> None:
+@ALSO_LEGACY
+def test_a_service_that_cannot_be_served_harms_no_other(mode: Mode, node: Topology, folder: Path, log: Path) -> None:
     write(folder, "bad.yaml", manifest("bad", "10.96.0.999") + manifest("worse", "10.96.0.12", externalIPs=["x y"]))
-    with Proxyd(node, folder, log) as proxyd:
+    with Proxyd(node, folder, log, flags=mode.flags) as proxyd:
         assert answers(node) == {"pod1", "pod3"}
         assert answers(node, ip="10.96.0.12") == {"pod1", "pod3"}
         assert proxyd.wait_event("finding", object="default/bad", reason="invalid-address")

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from tests.cluster.manifests import VIP, answers, endpoint_slice, listing, manifest, objects, text
+from tests.cluster.modes import EVERY_MODE, Mode
 from tests.program import FLAGS, Proxyd, until, write
 from tests.topology import NODE, V4, Topology
 
@@ -19,6 +20,11 @@ def asked(world: Topology, *to: tuple[str, int]) -> list[set[str]]:
     return [answers(world, ip=ip, port=port) for ip, port in to]
 
 
+def written(world: Topology, mode: Mode) -> str:
+    """The rules."""
+    return listing(world) if mode is Mode.NFTABLES else world.node.run(f"{mode}-save").stdout
+
+
 def changed(kind: str, **metadata: Any) -> list[dict[str, Any]]:
     """The objects of ``manifest``, with other metadata on one of them."""
     both = objects()
@@ -28,20 +34,27 @@ def changed(kind: str, **metadata: Any) -> list[dict[str, Any]]:
     return both
 
 
-def test_a_service_changes_its_type_and_comes_back(node: Topology, folder: Path, log: Path) -> None:
+@EVERY_MODE
+def test_a_service_changes_its_type_and_comes_back(mode: Mode, node: Topology, folder: Path, log: Path) -> None:
     everywhere = ((VIP, 80), (NODE[V4], 30080))
     headless = objects(clusterIP="None", clusterIPs=["None"], externalIPs=["203.0.113.20"])
     external = objects(type="ExternalName", externalName="example.org", clusterIP="", ports=None)
-    with Proxyd(node, folder, log) as proxyd:
+    with Proxyd(node, folder, log, flags=mode.flags) as proxyd:
         for away in (headless, external):
             write(folder, "web.yaml", manifest(type="NodePort", ports=PORTS))
             until(lambda: asked(node, *everywhere) == [{"pod1", "pod3"}] * 2, "it is served")
             write(folder, "web.yaml", text(*away))
             until(lambda: asked(node, *everywhere) == [{"unreachable"}, {"refused"}], "it is gone")
-            assert "10.96.0.10" not in listing(node)
-            assert "203.0.113.20" not in listing(node)
+            assert "10.96.0.10" not in written(node, mode)
+            assert "203.0.113.20" not in written(node, mode)
             write(folder, "web.yaml", manifest(ip=OTHER))
             until(lambda: answers(node, ip=OTHER) == {"pod1", "pod3"}, "it is back")
+        balanced = manifest(type="LoadBalancer", ports=PORTS, externalIPs=["203.0.113.20"])
+        for text_, to in ((balanced, (*everywhere, ("203.0.113.20", 80))), (manifest(), everywhere[:1])):
+            write(folder, "web.yaml", text_)
+            until(lambda to=to: asked(node, *to) == [{"pod1", "pod3"}] * len(to), "it is served")  # type: ignore[misc]
+        assert "203.0.113.20" not in written(node, mode)
+        assert answers(node, ip=NODE[V4], port=30080) == {"refused"}
         assert not proxyd.events(level="error")
         assert not proxyd.events("finding")
 

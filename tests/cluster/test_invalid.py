@@ -20,7 +20,8 @@ from proxyd.model import Endpoint, Family, SlicePort
 from proxyd.nft.layout import INVALID_DROPPED, TRANSLATED
 from tests import build
 from tests.cluster.cases import FAMILIES, Target, service, slices, target
-from tests.cluster.conftest import Rules, inside
+from tests.cluster.namespaces import inside
+from tests.cluster.rules import Rules
 from tests.program import until
 from tests.topology import ADDRESSES, NODE, V4, Host, Topology
 

@@ -15,10 +15,11 @@ from typing import Any
 import pytest
 
 from tests.cluster.cases import SILENCE
-from tests.cluster.conftest import inside
 from tests.cluster.manifests import METRICS_PORT, metric, text
+from tests.cluster.modes import IPTABLES, Mode
+from tests.cluster.namespaces import inside
 from tests.program import Proxyd, until, write
-from tests.topology import ADDRESSES, NODE, OTHER, V4, V6, Family, Topology
+from tests.topology import ADDRESSES, NODE, NODE_PORTS, OTHER, V4, V6, Family, Topology
 
 LOOPBACK = {V4: "127.0.0.1", V6: "::1"}
 PORT, UDP_PORT, SCTP_PORT = 30080, 30053, 30007
@@ -188,10 +189,10 @@ def _sum(data: bytes) -> int:
     return ~total & 0xFFFF
 
 
-def syn(source: str, destination: str, source_port: int) -> bytes:
-    """An IP packet that asks for a connection to the node port."""
+def syn(source: str, destination: str, source_port: int, port: int) -> bytes:
+    """An IP packet that asks for a connection."""
     from_, to = (ipaddress.ip_address(each).packed for each in (source, destination))
-    tcp = struct.pack("!HHIIBBHHH", source_port, PORT, 1, 0, 5 << 4, 2, 65535, 0, 0)
+    tcp = struct.pack("!HHIIBBHHH", source_port, port, 1, 0, 5 << 4, 2, 65535, 0, 0)
     check = _sum(from_ + to + struct.pack("!HH", socket.IPPROTO_TCP, len(tcp)) + tcp)
     tcp = tcp[:16] + struct.pack("!H", check) + tcp[18:]
     if len(to) == 16:
@@ -200,8 +201,8 @@ def syn(source: str, destination: str, source_port: int) -> bytes:
     return head[:10] + struct.pack("!H", _sum(head)) + head[12:] + tcp
 
 
-@FAMILIES
-def test_a_neighbour_cannot_reach_localhost_through_the_node(web: Proxyd, node: Topology, family: Family) -> None:
+def answered(node: Topology, family: Family, port: int) -> set[int]:
+    """Asks from the next router for connections to localhost and to the node; gives the source ports with an answer."""
     (shown,) = json.loads(node.node.run("ip", "-json", "link", "show", "dev", "eth0").stdout)
     kind = 0x86DD if family is V6 else 0x0800
 
@@ -214,17 +215,32 @@ def test_a_neighbour_cannot_reach_localhost_through_the_node(web: Proxyd, node: 
         link.settimeout(10)
         head = bytes.fromhex(shown["address"].replace(":", "")) + link.getsockname()[4] + struct.pack("!H", kind)
         # The last one is answered, and then so would the others have been.
-        for port, destination in ((1111, LOOPBACK[family]), (2222, NODE[family])):
-            link.send(head + syn(OTHER[family], destination, port))
+        for source_port, destination in ((1111, LOOPBACK[family]), (2222, NODE[family])):
+            link.send(head + syn(OTHER[family], destination, source_port, port))
         ports = struct.Struct("!HH")
         start = len(head) + (40 if family is V6 else 20)
-        answered = set()
-        while 2222 not in answered:
+        found: set[int] = set()
+        while 2222 not in found:
             packet = link.recv(2048)
-            if len(packet) >= start + 4 and (both := ports.unpack_from(packet, start))[0] == PORT:
-                answered.add(both[1])
-    assert answered == {2222}
+            if len(packet) >= start + 4 and (both := ports.unpack_from(packet, start))[0] == port:
+                found.add(both[1])
+    return found
+
+
+@FAMILIES
+def test_a_neighbour_cannot_reach_localhost_through_the_node(web: Proxyd, node: Topology, family: Family) -> None:
+    assert answered(node, family, PORT) == {2222}
     assert metric(web, "proxyd_localhost_nodeport_connections_total", family) == 0
+
+
+@IPTABLES
+def test_in_iptables_mode_a_neighbour_cannot_reach_what_listens_on_localhost(
+    mode: Mode, node: Topology, folder: Path, log: Path
+) -> None:
+    """Node ports on 127.0.0.1 need route_localnet, which would let neighbours in to everything else there."""
+    with Proxyd(node, folder, log, flags=mode.flags):
+        assert node.node.run("sysctl", "-n", "net.ipv4.conf.all.route_localnet").stdout.strip() == "1"
+        assert answered(node, V4, NODE_PORTS[0]) == {2222}
 
 
 # -- connections that last ---------------------------------------------------------------------------------------------

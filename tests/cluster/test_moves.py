@@ -10,9 +10,12 @@ from proxyd.model import EndpointSlice, Family, Service
 from tests import build
 from tests.cluster.cases import FAMILIES, VIP, names, slices, target
 from tests.cluster.cases import service as every_frontend
-from tests.cluster.conftest import Rules
 from tests.cluster.manifests import Connecting
+from tests.cluster.modes import EVERY_MODE, NFTABLES, Mode
+from tests.cluster.rules import Rules
 from tests.topology import NODE, V4, Topology
+
+pytestmark = EVERY_MODE
 
 EXTERNAL = "203.0.113.20"
 FIRST, SECOND = 30080, 30081
@@ -72,6 +75,8 @@ def test_a_service_made_anew_with_another_cluster_ip_keeps_its_node_port_all_the
 
 
 def _chains(rules: Rules) -> set[str]:
+    if rules.mode is not Mode.NFTABLES:
+        return set(re.findall(r"^:(KUBE-\S+)", rules.node.run(f"{rules.mode}-save", "-t", "nat").stdout, re.MULTILINE))
     return set(re.findall(r"chain g\d+/(\S+)", rules.node.run("nft", "list", "table", "ip", "proxyd").stdout))
 
 
@@ -79,7 +84,10 @@ def _chains(rules: Rules) -> set[str]:
 def test_an_endpoint_that_comes_and_goes_costs_no_connection_and_leaves_nothing_behind(
     world: Topology, rules: Rules, affinity: int
 ) -> None:
-    rules.serve(build.service(ip=VIP[V4], affinity_seconds=affinity), *slices("pod1", "pod3"))
+    service = build.service(ip=VIP[V4], affinity_seconds=affinity)
+    rules.serve(service, *slices("pod1"))
+    without = _chains(rules)
+    rules.serve(service, *slices("pod1", "pod3"))
     at_rest = _chains(rules)
     with Connecting(world, (VIP[V4], 80)) as connecting:
         for number in range(60):
@@ -94,8 +102,12 @@ def test_an_endpoint_that_comes_and_goes_costs_no_connection_and_leaves_nothing_
     # A pin may keep the client where it is.
     assert set(connecting.counts) <= {"pod1", "pod3"}
     assert _chains(rules) == at_rest
+    rules.change(*slices("pod1"))
+    rules.cleanup()
+    assert _chains(rules) == without
 
 
+@NFTABLES
 @FAMILIES
 @pytest.mark.parametrize("place", ["pod", "outside"])
 def test_a_packet_that_is_overtaken_by_a_shorter_list_gets_an_endpoint_that_is_left(

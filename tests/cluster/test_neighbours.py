@@ -12,10 +12,14 @@ import pytest
 from proxyd.model import LocalDetector, SlicePort
 from tests import build
 from tests.cluster.cases import EVERYWHERE, FRONTENDS, SILENCE, Target, names, service, slices, target
-from tests.cluster.conftest import Rules, inside
 from tests.cluster.manifests import VIP, answers, manifest
+from tests.cluster.modes import EVERY_MODE, IPTABLES
+from tests.cluster.namespaces import inside
+from tests.cluster.rules import Rules
 from tests.program import Proxyd, write
-from tests.topology import ADDRESSES, NODE, V4, Topology
+from tests.topology import ADDRESSES, NODE, POD_GATEWAY, V4, Topology
+
+pytestmark = EVERY_MODE
 
 
 @pytest.fixture
@@ -52,6 +56,22 @@ def test_what_a_later_firewall_drops_is_dropped(world: Topology, foreign: Rules)
     foreign.node.run("nft", "-f", "-", stdin=FIREWALL.replace("RULE", "ct status dnat tcp dport != 8080 accept"))
     assert names(world, "client1", target("cluster ip", V4), count=1, timeout=SILENCE) == {"timeout"}
     assert names(world, "node", target("cluster ip", V4)) == {"pod1"}
+
+
+@IPTABLES
+@pytest.mark.parametrize("frontend", FRONTENDS)
+def test_a_node_that_forwards_nothing_by_default_forwards_what_comes_from_outside(
+    world: Topology, foreign: Rules, frontend: str
+) -> None:
+    tool = str(foreign.mode)
+    foreign.serve(service(), *slices("pod1", "pod3"))
+    foreign.node.run(tool, "-P", "FORWARD", "DROP")
+    try:
+        assert names(world, "client1", target(frontend, V4)) == {"pod1", "pod3"}
+        # Answers to what others let out come back in; nothing else is anybody's permission.
+        assert names(world, "client1", Target(ADDRESSES["pod1"][V4], 8080), count=1, timeout=SILENCE) == {"timeout"}
+    finally:
+        foreign.node.run(tool, "-P", "FORWARD", "ACCEPT")
 
 
 # -- tools -------------------------------------------------------------------------------------------------------------
@@ -100,7 +120,8 @@ def test_what_a_newer_tool_wrote_into_its_own_table_does_not_disturb_us(
 
 @EVERYWHERE
 def test_a_node_port_is_served_though_a_process_listens_on_it(world: Topology, rules: Rules, place: str) -> None:
-    assert names(world, "node", Target("127.0.0.1", 2222)) == {"node"}
+    # At an address that takes no node ports; in iptables mode 127.0.0.1 does.
+    assert names(world, "node", Target(POD_GATEWAY[V4], 2222)) == {"node"}
     rules.ensure(service(ports=(build.port(node_port=2222),)), *slices("pod1"))
     assert names(world, place, Target(NODE[V4], 2222)) == {"pod1"}
     assert names(world, place, Target(NODE[V4], 80)) == {"node"}

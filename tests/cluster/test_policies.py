@@ -21,8 +21,12 @@ from tests.cluster.cases import (
     slices,
     target,
 )
-from tests.cluster.conftest import Rules
+from tests.cluster.modes import ALSO_NFT
+from tests.cluster.rules import Rules
 from tests.topology import ADDRESSES, NODE, POD_GATEWAY, Topology
+
+# Hundreds of cases: in one backend; test_traffic is in both.
+pytestmark = ALSO_NFT
 
 # A: all endpoints; L: only the one on the node; m: the source address is replaced by the node's.
 TRUTH = {
@@ -106,8 +110,6 @@ READY: dict[str, bool] = {}
         (GONE, LEAVING, {"pod3"}, {"timeout"}),
         (GONE, READY, {"pod3"}, {"timeout"}),
         (UNREADY, LEAVING, {"pod3"}, {"timeout"}),
-        (GONE, GONE, {"refused"}, {"refused"}),
-        (UNREADY, UNREADY, {"refused"}, {"refused"}),
     ],
 )
 def test_terminating_endpoints_serve_where_no_ready_one_may(
@@ -128,6 +130,17 @@ def test_terminating_endpoints_serve_where_no_ready_one_may(
         assert names(world, "node", to) == from_pod, frontend
         assert names(world, "outside", to, count=count, timeout=timeout) == from_outside, frontend
     assert names(world, "pod", target("cluster ip", family)) == from_pod
+
+
+@FAMILIES
+@pytest.mark.parametrize("conditions", [GONE, UNREADY])
+def test_endpoints_that_are_neither_ready_nor_leaving_are_none(
+    world: Topology, rules: Rules, conditions: dict[str, bool], family: Family
+) -> None:
+    both = slices("pod1", "pod3", conditions={"pod1": conditions, "pod3": conditions})
+    rules.ensure(service(external_local=True), *both)
+    for place, frontend in (("pod", "cluster ip"), ("pod", "load balancer"), ("outside", "node port")):
+        assert names(world, place, target(frontend, family), count=1) == {"refused"}, (place, frontend)
 
 
 @FAMILIES

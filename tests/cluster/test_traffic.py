@@ -6,6 +6,7 @@ import itertools
 import re
 import time
 from collections import Counter
+from typing import Any
 
 import pytest
 
@@ -29,8 +30,11 @@ from tests.cluster.cases import (
     slices,
     target,
 )
-from tests.cluster.conftest import Rules
+from tests.cluster.modes import EVERY_MODE, IPTABLES, NFTABLES, Mode
+from tests.cluster.rules import Rules
 from tests.topology import ADDRESSES, NODE, POD_GATEWAY, V4, V6, Topology
+
+pytestmark = EVERY_MODE
 
 # -- frontends ---------------------------------------------------------------------------------------------------------
 
@@ -52,9 +56,12 @@ def test_a_pod_reaches_itself(
 def test_node_ports_answer_on_the_nodes_own_address_only(world: Topology, rules: Rules, family: Family) -> None:
     rules.ensure(service(), *slices("pod1", "pod3"))
     assert names(world, "pod", Target(POD_GATEWAY[family], NODE_PORT)) == {"refused"}
-    assert names(world, "outside", Target(VIP[family], NODE_PORT)) == {"refused"}
+    # In iptables mode nobody minds what else is sent to a cluster IP, so it goes to and fro.
+    nobody = {"refused"} if rules.mode is Mode.NFTABLES else {"unreachable"}
+    assert names(world, "outside", Target(VIP[family], NODE_PORT), count=1) == nobody
 
 
+@NFTABLES
 @FAMILIES
 def test_node_ports_on_all_addresses_leave_loopback_alone(world: Topology, rules: Rules, family: Family) -> None:
     rules.ensure(service(), *slices("pod1", "pod3"), node_port_addresses=None)
@@ -136,7 +143,18 @@ def test_ranges_that_cannot_be_read_let_nobody_in(world: Topology, rules: Rules)
 
 # -- refusals ----------------------------------------------------------------------------------------------------------
 
+# Linux takes no notice of ICMPv6 while it connects over TCP: only what it sends again after a second is refused. nftables
+# mode sends a reset; kube-proxy's rules, which iptables mode has, do not.
+AT_ONCE = pytest.mark.parametrize(("family", "protocol"), [(V4, "tcp"), (V4, "udp"), (V6, "udp")])
 
+
+def serve_nothing(rules: Rules, **fields: Any) -> None:
+    """A Service without endpoints."""
+    both = tuple(build.port(name=name, protocol=name, node_port=NODE_PORT) for name in ("tcp", "udp"))
+    rules.ensure(service(ports=both, **fields), *slices())
+
+
+@NFTABLES
 @FAMILIES
 @EVERYWHERE
 @PROTOCOLS
@@ -144,12 +162,12 @@ def test_ranges_that_cannot_be_read_let_nobody_in(world: Topology, rules: Rules)
 def test_without_endpoints_everyone_is_refused(
     world: Topology, rules: Rules, external_local: bool, protocol: str, place: str, family: Family
 ) -> None:
-    both = tuple(build.port(name=name, protocol=name, node_port=NODE_PORT) for name in ("tcp", "udp"))
-    rules.ensure(service(ports=both, external_local=external_local), *slices())
+    serve_nothing(rules, external_local=external_local)
     for frontend in FRONTENDS:
         assert names(world, place, target(frontend, family), protocol, 2) <= REFUSED, frontend
 
 
+@NFTABLES
 @FAMILIES
 @EVERYWHERE
 @PROTOCOLS
@@ -160,17 +178,31 @@ def test_an_unknown_port_of_a_cluster_ip_is_refused(
     assert names(world, place, Target(VIP[family], 81), protocol, 2) <= REFUSED
 
 
+@NFTABLES
 @FAMILIES
 @EVERYWHERE
 @PROTOCOLS
 def test_a_refusal_comes_before_the_kernel_asks_again(
     world: Topology, rules: Rules, protocol: str, place: str, family: Family
 ) -> None:
-    # Linux takes no notice of ICMPv6 while it connects over TCP: only what it sends again after a second is refused.
-    both = tuple(build.port(name=name, protocol=name, node_port=NODE_PORT) for name in ("tcp", "udp"))
-    rules.ensure(service(ports=both), *slices())
+    serve_nothing(rules)
     for to in (*(target(frontend, family) for frontend in FRONTENDS), Target(VIP[family], 81)):
         assert REFUSED & names(world, place, to, protocol, 3, timeout=0.9), to
+
+
+@IPTABLES
+@AT_ONCE
+@EVERYWHERE
+@pytest.mark.parametrize("external_local", [False, True])
+def test_without_endpoints_everyone_is_refused_at_once_in_iptables_mode(
+    world: Topology, rules: Rules, external_local: bool, place: str, family: Family, protocol: str
+) -> None:
+    serve_nothing(rules, external_local=external_local)
+    # As in kube-proxy, what the node itself sends to an external address leaves it, and is refused by who gets it, or not.
+    for frontend in FRONTENDS[:2] if place == "node" else FRONTENDS:
+        answers = names(world, place, target(frontend, family), protocol, 3, timeout=0.9)
+        assert answers & REFUSED, frontend
+        assert answers <= REFUSED | {"timeout"}, frontend
 
 
 @EVERYWHERE

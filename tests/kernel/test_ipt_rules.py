@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import subprocess
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -16,7 +17,7 @@ from proxyd.ipt.objects import Chain, Placed, Rule, Table, Transaction
 from proxyd.kernel.ipt_backend import choose_backend
 from proxyd.kernel.ipt_notices import OwnAuthor
 from proxyd.kernel.ipt_rules import ToolRules
-from proxyd.kernel.ipt_watch import LegacyWatch
+from proxyd.kernel.ipt_watch import LegacyWatch, Sizes
 from proxyd.kernel.iptables import Backend, IptablesTools
 from proxyd.kernel.ruleset import KernelRefusedError
 from proxyd.model import Family
@@ -214,6 +215,30 @@ def test_what_others_do_is_noticed_and_undone(node: Node, edit: tuple[str, ...])
     node.sync()
     assert node.is_as_in_memory()
     node.watch.stop()
+
+
+@pytest.mark.parametrize("node", [f"{Backend.LEGACY}-{family}" for family in Family], indirect=True)
+def test_an_edit_that_keeps_number_and_size_of_legacy_rules_is_found_by_the_clock(node: Node) -> None:
+    node.sync()
+    here, there = {V4: ("10.244.1.1", "10.244.9.9"), V6: ("fd00:10:244:1::1", "fd00:10:244:9::9")}[node.family]
+    saved = node.call(lambda: list(node.tools.save("nat")))
+    _, chain, *rule = shlex.split(
+        next(line for line in saved if "-j DNAT" in line and here in line).replace(here, there)
+    )
+    sizes = node.call(Sizes, node.family)
+    before = sizes.read()
+    node.foreign("-t", "nat", "-R", chain, "2", *rule)
+    assert sizes.read() == before
+    assert not node.is_as_in_memory()
+    places = {node.family: (node.tools, lambda: node.reconciler.expected)}
+    watch = LegacyWatch([node.family], compared_every=0.0).watch(places, node.drifts.put)
+    watch.start()
+    told = node.drift()
+    watch.stop()
+    assert (told.edits, told.everything) == (0, True)
+    node.reconciler.mend(told)
+    node.sync()
+    assert node.is_as_in_memory()
 
 
 def test_neither_own_calls_nor_others_rules_are_drift(node: Node) -> None:

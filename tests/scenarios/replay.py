@@ -17,9 +17,8 @@ from proxyd.desired.settings import NodePolicy, node_settings
 from proxyd.kube.decode import Decoded
 from proxyd.kube.store import Store
 from proxyd.model import FAMILIES, Family, Finding, NodeSettings, ServiceKey
-from proxyd.sync.reconcile import Reconciler
-from tests.fakes.packets import Host, Packet, distribution
-from tests.fakes.ruleset import FakeRuleset
+from tests.fakes.packets import Host, Packet
+from tests.scenarios.kernels import KERNELS, Kernel
 from tests.scenarios.story import CLUSTER_CIDRS, Objects, Operation, Step, Story
 from tests.scenarios.table import WHO, Line, decided
 
@@ -42,9 +41,10 @@ Answer = tuple[Forwarding | None, tuple[Finding, ...]]
 class World:
     """One node: a store, what follows from it in each family, and the kernel."""
 
-    def __init__(self, policy: NodePolicy) -> None:
+    def __init__(self, policy: NodePolicy, mode: str = "nftables") -> None:
         self.store = Store()
-        self.ruleset = FakeRuleset()
+        self.mode = mode
+        self.kernel: Kernel = KERNELS[mode]()
         self.policy = policy
         self.intakes: dict[str, Any] = {
             "Service": self.store.services,
@@ -54,7 +54,7 @@ class World:
         self.desired = {family: Desired(family, self.store.service) for family in FAMILIES}
         self.answers: dict[Family, dict[ServiceKey, Answer]] = {family: {} for family in FAMILIES}
         self.settings: dict[Family, NodeSettings] = {}
-        self.reconcilers = {family: Reconciler(family, self.ruleset, self.store.service) for family in FAMILIES}
+        self.reconcilers = {family: self.kernel.rules(family, self.store.service) for family in FAMILIES}
 
     def list(self, objects: Objects) -> None:
         """Takes complete lists of all kinds."""
@@ -116,13 +116,15 @@ ORDERS = (
     "listed again",
     "started anew",
 )
+# What differs in iptables mode: how rules are changed, and begun with.
+ORDERS_OF_IPTABLES = ("as written", "one by one, reversed", "started anew")
 # Enough to see every rule at work; the other orders must only end in the same rules.
 WITH_PACKETS = ("as written", "one by one, reversed")
 
 
-def replay(story: Story, order: str) -> Iterator[tuple[World, Step]]:
+def replay(story: Story, order: str, mode: str = "nftables") -> Iterator[tuple[World, Step]]:
     """Gives the world after each step (for "all steps at once" only after the last one)."""
-    world = World(story.policy)
+    world = World(story.policy, mode)
     if order == "all steps at once":
         world.list(story.first)
         for step in story.steps:
@@ -135,7 +137,7 @@ def replay(story: Story, order: str) -> Iterator[tuple[World, Step]]:
     world.sync()
     for step in story.steps:
         if order == "started anew":
-            world = World(story.policy)
+            world = World(story.policy, mode)
         if order in ("started anew", "listed again"):
             world.list(step.objects)
         for operation in _in_order(step.operations, order):
@@ -180,6 +182,12 @@ class Traffic:
     def __init__(self, world: World, table: Iterable[Line]) -> None:
         self._world = world
         self._lines = {(line.family, line.key): line for line in table}
+        # As in kube-proxy, refusals of a node port in iptables mode do not ask which addresses take node ports.
+        self._refused_everywhere = {
+            (line.family, line.key): reached
+            for line in self._lines.values()
+            if not line.key.address and isinstance(reached := line.reach["outside"], str)
+        }
         self._cluster_ips = {f.cluster_ip for family in FAMILIES for f in world.served(family) if f.ports}
 
     def check(self, seen: Iterable[tuple[Family, FrontendKey]]) -> None:
@@ -218,10 +226,12 @@ class Traffic:
             return "node"
         return "pods" if contains(CLUSTER_CIDRS[family], source) else "outside"
 
-    def _send(self, key: FrontendKey, source: str, destination: str, who: str) -> dict[object, Fraction]:
+    def _send(
+        self, family: Family, key: FrontendKey, source: str, destination: str, who: str
+    ) -> dict[object, Fraction]:
         found: Counter[object] = Counter()
         packet = Packet(source, destination, key.port, key.protocol, INTERFACES[who])
-        for probability, outcome in distribution(self._world.ruleset, packet, HOST):
+        for probability, outcome in self._world.kernel.distribution(family, packet, HOST):
             end = (
                 (Backend(*outcome.destination), outcome.masqueraded) if outcome.verdict == "accept" else outcome.verdict
             )
@@ -231,13 +241,27 @@ class Traffic:
     def _try(self, line: Line, source: str, destination: str) -> None:
         who = self._who(line.family, source)
         reached = line.reach[who]
-        if line.sources is not None and not any(contains(each, source) for each in line.sources):
+        if self._goes_out(line, who, destination):
+            expected_out: dict[object, Fraction] = {(Backend(destination, line.key.port), False): Fraction(1)}
+            assert self._send(line.family, line.key, source, destination, who) == expected_out
+            return
+        within = line.sources is None or any(contains(each, source) for each in line.sources)
+        # As in kube-proxy, iptables mode asks for the source only where there is something to keep it from.
+        if not within and not (self._world.mode == "iptables" and reached == "reject"):
             reached = "drop"
         if isinstance(reached, str):
             expected: dict[object, Fraction] = {reached: Fraction(1)}
         else:
             expected = {(b, self._masqueraded(line, who, source, b)): Fraction(1, len(reached)) for b in reached}
-        assert self._send(line.key, source, destination, who) == expected, f"{source} to {destination}: {line}"
+        assert self._send(line.family, line.key, source, destination, who) == expected, (
+            f"{source} to {destination}: {line}"
+        )
+
+    def _goes_out(self, line: Line, who: str, destination: str) -> bool:
+        """As in kube-proxy, nothing in iptables mode refuses what the node itself sends to an external address."""
+        external = line.key.address and destination not in self._cluster_ips and destination not in HOST.addresses
+        refused = line.reach[who] in ("reject", "drop")
+        return self._world.mode == "iptables" and who == "node" and bool(external) and refused
 
     def _masqueraded(self, line: Line, who: str, source: str, backend: Backend) -> bool:
         """What is delivered on the node itself keeps its source, unless it began there too."""
@@ -250,7 +274,9 @@ class Traffic:
             return
         for who, source in zip(WHO, SOURCES[family], strict=True):
             expected: object = (Backend(destination, key.port), False)
-            if destination in self._cluster_ips:
+            if destination in self._cluster_ips and self._world.kernel.rejects_other_ports:
                 expected = "reject"
-            found = self._send(key, source, destination, who)
+            if self._world.mode == "iptables" and destination in HOST.addresses:
+                expected = self._refused_everywhere.get((family, key), expected)
+            found = self._send(family, key, source, destination, who)
             assert found == {expected: Fraction(1)}, f"{source} to {destination} port {key.port}, which is gone"

@@ -26,6 +26,23 @@ def test_a_table_that_somebody_deleted_comes_back_although_nothing_changes() -> 
     assert [each.family for each in daemon.observer.passes if each.full] == [V4, V6, V4]
 
 
+def test_a_comparison_by_the_clock_writes_what_is_missing_and_is_no_edit(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Were it one, the later ones would have to wait this long.
+    monkeypatch.setattr(family_module, "RETRY_FIRST", 7200.0)
+    monkeypatch.setattr(family_module, "RETRY_LONGEST", 7200.0)
+    with running(WEB, *SLICES, timing=TIMING._replace(sync_period=7200.0)) as daemon:
+        daemon.until(lambda: len(daemon.observer.passes) == 2)
+        for _ in range(3 * family_module.PATIENT_REPAIRS):
+            passes = len(daemon.observer.passes)
+            daemon.loop.drifted(Drift(V4, "compared by the clock", edits=0, everything=True))
+            daemon.until(lambda passes=passes: len(daemon.observer.passes) > passes)
+        del daemon.ruleset.tables[V4]
+        daemon.loop.drifted(Drift(V4, "compared by the clock", edits=0, everything=True))
+        daemon.until(lambda: daemon.serves(*SERVED))
+    assert daemon.observer.repairs == []
+    assert daemon.observer.written_after == []
+
+
 def test_drift_is_owed_until_it_is_repaired() -> None:
     with running(WEB, *SLICES) as daemon:
         daemon.until(lambda: len(daemon.observer.passes) == 2)

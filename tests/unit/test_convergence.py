@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 
 from proxyd.model import Endpoint, EndpointSlice, Family, Service, ServicePort, SlicePort
 from tests import build
+from tests.fakes.ipt_kernel import FakeKernel
+from tests.fakes.ruleset import FakeRuleset
 from tests.world import ORIGINS, World, normal
 
 ADDRESSES = ["10.96.0.1", "10.96.0.2", "198.51.100.1", "198.51.100.2"]
@@ -103,7 +105,7 @@ def test_any_history_ends_in_the_forwarding_of_a_fresh_start(
     for batch in history:
         for present, each in batch.changes:
             (lived.put if present else lived.remove)(each)
-        _make_trouble(lived, batch)
+        make_trouble(lived.ruleset, batch)
         lived.try_sync()
         lived.ruleset.recover()
         if len(batch.changes) == 1:
@@ -121,16 +123,17 @@ def test_any_history_ends_in_the_forwarding_of_a_fresh_start(
         assert lived.ask(**how) == fresh.ask(**how), how
 
 
-def _make_trouble(world: World, batch: Batch) -> None:
+def make_trouble(kernel: FakeRuleset | FakeKernel, batch: Batch) -> None:
+    """Has a kernel in memory make the trouble of a batch."""
     seen = iter(range(batch.after + 1))
 
     def now(_: object) -> bool:
         return next(seen, None) == batch.after
 
     if batch.trouble == "refused":
-        world.ruleset.refuse_if(now)
+        kernel.refuse_if(now)
     elif batch.trouble == "unclear":
-        world.ruleset.unclear_if(now)
+        kernel.unclear_if(now)
 
 
 def _connections() -> list[dict[str, Any]]:

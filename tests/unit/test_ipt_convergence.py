@@ -2,22 +2,13 @@
 
 from __future__ import annotations
 
-import os
-
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from proxyd.model import EndpointSlice, Service
 from tests.fakes.ipt_kernel import FakeKernel
 from tests.ipt_world import IptWorld, normal
-from tests.unit.test_convergence import Batch, batches, services, slices
-
-SETTINGS = settings(
-    max_examples=int(os.environ.get("PROXYD_EXAMPLES", "60")),
-    deadline=None,
-    derandomize=bool(os.environ.get("CI")),
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
-)
+from tests.unit.test_convergence import SETTINGS, Batch, batches, make_trouble, services, slices
 
 
 @SETTINGS
@@ -35,7 +26,7 @@ def test_any_history_ends_in_the_rules_of_a_fresh_start(
     for each in history:
         for present, changed in each.changes:
             (lived.put if present else lived.remove)(changed)
-        _make_trouble(lived, each)
+        make_trouble(lived.kernel, each)
         lived.try_sync()
         lived.kernel.recover()
         if restarts:
@@ -50,15 +41,3 @@ def test_any_history_ends_in_the_rules_of_a_fresh_start(
     assert lived.reconciler.findings == fresh.reconciler.findings
     assert lived.reconciler.counts.rules == fresh.reconciler.counts.rules
     assert lived.reconciler.tally.total == fresh.reconciler.tally.total
-
-
-def _make_trouble(world: IptWorld, batch: Batch) -> None:
-    seen = iter(range(batch.after + 1))
-
-    def now(_: object) -> bool:
-        return next(seen, None) == batch.after
-
-    if batch.trouble == "refused":
-        world.kernel.refuse_if(now)
-    elif batch.trouble == "unclear":
-        world.kernel.unclear_if(now)

@@ -274,3 +274,10 @@ def test_matches_are_in_kube_proxys_order() -> None:
     where = "-m tcp -p tcp -d 127.0.0.0/8 --dport 30080"
     count = f"-m nfacct --nfacct-name {LOCALHOST_ACCEPTED}"
     assert counted == f' -m comment --comment "{WEB}" {where} {count} -j {EXT}'
+
+
+@pytest.mark.parametrize("random", [True, False])
+def test_masquerading_chooses_ports_at_random_where_the_tools_can(random: bool) -> None:
+    style = Style(random_ports=random)
+    (chain,) = (each for each in fixed_chains(build.settings(), style) if each.name == names.POSTROUTING)
+    assert rule_text(chain.rules[-1]).endswith(" -j MASQUERADE --random-fully" if random else " -j MASQUERADE")

@@ -1,0 +1,22 @@
+"""What holds for all tests."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+
+from proxyd.kernel.xtables_lock import VARIABLE
+
+
+def pytest_configure() -> None:
+    """The legacy tools of a run have a lock of their own: that of the machine has nothing to do with our namespaces."""
+    lock = Path(tempfile.gettempdir(), f"proxyd-tests-{os.getpid()}.lock")
+    os.environ.setdefault(VARIABLE, str(lock))
+
+
+def pytest_unconfigure() -> None:
+    """Takes it away."""
+    lock = Path(os.environ.get(VARIABLE, ""))
+    if lock.name == f"proxyd-tests-{os.getpid()}.lock":
+        lock.unlink(missing_ok=True)
