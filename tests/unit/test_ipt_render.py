@@ -202,7 +202,7 @@ def test_without_endpoints_everything_is_refused_and_no_chain_is_left() -> None:
     )
     outside = made.placed(Table.FILTER, names.EXTERNAL_SERVICES)
     assert [rule.split()[-1] for rule in outside] == ["REJECT"] * 3
-    assert outside[-1].endswith(" -m addrtype --dst-type LOCAL -m tcp -p tcp --dport 30080 -j REJECT")
+    assert outside[-1].endswith(" -m addrtype --dst-type LOCAL -m tcp --dport 30080 -j REJECT")
     assert not made.placed(Table.NAT, names.SERVICES)
     assert not made.placed(Table.FILTER, names.PROXY_FIREWALL)
 
@@ -223,7 +223,7 @@ def test_a_health_check_node_port_is_let_in_once_for_each_port() -> None:
     assert [rule.split('"')[1] for rule in rules] == [
         f"default/web:{name} health check node port" for name in ("http", "dns")
     ]
-    assert all(rule.endswith(" -m tcp -p tcp --dport 30999 -j ACCEPT") for rule in rules)
+    assert all(rule.endswith(" -m tcp --dport 30999 -j ACCEPT") for rule in rules)
 
 
 def test_a_health_check_node_port_is_let_in() -> None:
@@ -271,9 +271,8 @@ def test_matches_are_in_kube_proxys_order() -> None:
     invalid, *_ = map(rule_text, forward.rules)
     assert invalid == f" -m conntrack --ctstate INVALID -m nfacct --nfacct-name {INVALID_DROPPED} -j DROP"
     *_, counted = Made(external(), LOCAL, style=style).placed(Table.NAT, names.NODE_PORTS)
-    where = "-m tcp -p tcp -d 127.0.0.0/8 --dport 30080"
     count = f"-m nfacct --nfacct-name {LOCALHOST_ACCEPTED}"
-    assert counted == f' -m comment --comment "{WEB}" {where} {count} -j {EXT}'
+    assert counted == f' -d 127.0.0.0/8 -p tcp -m comment --comment "{WEB}" -m tcp --dport 30080 {count} -j {EXT}'
 
 
 @pytest.mark.parametrize("random", [True, False])
