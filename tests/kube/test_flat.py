@@ -24,7 +24,7 @@ from tests.fakes.apiserver import ApiServer
 from tests.kube.rig import Rig, list_and_expire, until
 
 # What leaks grows with each batch; what the interpreter keeps for later grows in one of them.
-WARM_UP, ROUNDS, BATCHES = 30, 60, 3
+WARM_UP, ROUNDS, BATCHES = 30, 40, 3
 # Bytes for each round: a leaked answer takes many times as much.
 LEAK = 512
 FOREVER = 100 * ROUNDS
