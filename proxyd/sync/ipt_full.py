@@ -13,7 +13,7 @@ from proxyd.ipt.delta import Holdings, Record, count
 from proxyd.ipt.fixed import CANARIES, DISPATCH, JUMPS, SHARED_JUMPS, fixed_chains, node_port_dispatch
 from proxyd.ipt.objects import Chain, ChainName, Placed, Table, Transaction
 from proxyd.ipt.ownership import OWN_MARK, is_own_chain
-from proxyd.ipt.render import ServiceRules, render_service
+from proxyd.ipt.render import ServiceRules, chain_names, render_service
 from proxyd.ipt.saved import Contents, is_chain, printed, unordered
 from proxyd.ipt.steps import removal
 from proxyd.ipt.style import Style
@@ -29,6 +29,10 @@ log = structlog.get_logger("proxyd.sync")
 Work = dict[ServiceKey, Worked[None]]
 # Chains that a Service may have beside those of its endpoints.
 _BESIDE = 4
+# From so many new chains in one call on, all are named first and in order (only where calls can be that large: legacy).
+# The tool keeps chains sorted, and looks for one by walking from every fortieth; what comes in order stays quick to find.
+_MANY = 2000
+_PIECE = 500
 
 
 def base(found: Contents, settings: NodeSettings, style: Style) -> Transaction:
@@ -132,7 +136,7 @@ class RuleWriter:
             if key in first:
                 continue
             part[key] = each
-            size += _endpoints(each) + _BESIDE if each.forwarding else 0
+            size += _chains(each)
             if size >= self._commits.batch:
                 yield part
                 part, size = {}, 0
@@ -178,8 +182,18 @@ class RuleWriter:
 
         made = transactions()
         if (first := next(made, None)) is not None:
-            self._commits.stream(chain((first,), made))
+            self._commits.stream(chain(self._declared(work), (first,), made))
         holdings.take(records, counts)
+
+    def _declared(self, work: Work) -> Iterator[Transaction]:
+        """Names the chains that are new, if there are many."""
+        if len(work) == 1 or sum(map(_chains, work.values())) < _MANY:
+            return
+        forwardings = (each.forwarding for each in work.values() if each.forwarding is not None)
+        new = sorted(name for each in forwardings for name in chain_names(each) if not self._there.knows(name))
+        for start in range(0, len(new), _PIECE):
+            chains = tuple(Chain(Table.NAT, name) for name in new[start : start + _PIECE])
+            yield Transaction(self._commits.family, chains=chains)
 
     def _replace_dispatch(self, holdings: Holdings, style: Style) -> None:
         """Replaces what was there, in one call: before it both lead to the new chains, after it only what is known."""
@@ -248,6 +262,10 @@ class _There:
             return False
         return not _fits(*(list(map(unordered, each)) for each in (found, last, allowed)))
 
+    def knows(self, name: str) -> bool:
+        """Whether there was a chain of a Service with this name."""
+        return ChainName(Table.NAT, name) in self._found.chains
+
     def has_chain(self, wanted: Chain) -> bool:
         """Whether a chain was there, with the rules that it is to have."""
         found = self._found.chains.get(ChainName(wanted.table, wanted.name))
@@ -273,6 +291,11 @@ def _fits(found: Sequence[str | int], last: Sequence[str | int], allowed: Sequen
 def is_of_service(chain: ChainName) -> bool:
     """Whether a chain belongs to a port of a Service."""
     return chain.name.startswith(names.PREFIXES) and is_own_chain(chain.table, chain.name)
+
+
+def _chains(work: Worked[None]) -> int:
+    """How many chains a Service has at most, if it is a plain one."""
+    return _endpoints(work) + _BESIDE if work.forwarding else 0
 
 
 def _endpoints(work: Worked[None]) -> int:

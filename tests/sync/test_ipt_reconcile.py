@@ -263,6 +263,23 @@ def test_other_node_settings_are_in_every_rule() -> None:
     assert normal(world.kernel) == normal(fresh.kernel)
 
 
+def test_many_new_chains_in_one_call_are_named_first_and_in_order() -> None:
+    services = cluster(*(f"s{i}" for i in range(200)), endpoints=10)
+    world = IptWorld(*services[:40], kernel=FakeKernel(batch=100_000))
+    world.sync()
+    old = service_chains(world.kernel)
+    done = len(world.kernel.commits)
+    world.put(*services)
+    world.restart()
+    world.sync()
+    (call,) = world.kernel.commits[done:]
+    new = service_chains(world.kernel) - old
+    assert [chain.name for chain in call.chains[: len(new)]] == sorted(new)
+    assert all(world.kernel.rules.rules(NAT, name) for name in new | old)
+    assert served(world, 1, endpoints=10)
+    assert served(world, 200, endpoints=10)
+
+
 def test_other_addresses_that_take_node_ports_cost_one_chain() -> None:
     objects = cluster("a", ports=(build.port(node_port=30080),))
     world = IptWorld(*objects, node_port_addresses=("192.0.2.11",))

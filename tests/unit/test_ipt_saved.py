@@ -48,9 +48,8 @@ def test_a_chain_with_any_other_rule_is_another(this: str, that: str) -> None:
 
 
 def test_tools_that_print_options_in_another_order_are_understood() -> None:
-    other = TEXT.replace(
-        '-p tcp -m comment --comment "a/b:http" -m tcp', '-m tcp -p tcp -m comment --comment "a/b:http"'
-    )
+    comment = '-m comment --comment "a/b:http"'
+    other = TEXT.replace(f"-p tcp {comment}", f"{comment} -p tcp")
     assert other != TEXT
     assert is_chain(other, CHAIN, V4)
 
