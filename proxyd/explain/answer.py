@@ -1,0 +1,114 @@
+"""What there is to say: the answer to a question about one packet or one Service, as data. JSON has it in camel case."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+import msgspec
+
+from proxyd.desired.endpoints import LeftOut
+from proxyd.desired.forwarding import Route
+from proxyd.model import Family
+
+
+class Part(msgspec.Struct, frozen=True, rename="camel"):
+    """A part of an answer."""
+
+
+class Verdict(StrEnum):
+    """What becomes of the first packet of a connection: a closed list, documented for operators."""
+
+    DELIVERED = "delivered"  # an endpoint gets it
+    PARTLY = "partly"  # some of the endpoints that can be chosen get it, others are refused to it
+    REJECTED = "rejected"  # the client is told at once
+    DROPPED = "dropped"  # the client waits in vain
+    UNSERVED = "unserved"  # a Service names the address or port, but no rule serves or refuses it: it goes on as it is
+    UNTOUCHED = "untouched"  # no Service names the address
+
+
+class Source(StrEnum):
+    """Why an endpoint sees an address of this node as the source of a connection, or the client's own: a closed list."""
+
+    MASQUERADE_ALL = "masquerade-all"
+    NOT_A_LOCAL_POD = "not-a-local-pod"
+    EXTERNAL_CLUSTER = "external-policy-cluster"
+    NODE_TRAFFIC = "node-traffic"
+    HAIRPIN = "hairpin"
+    RELAYED = "relayed"
+    LOCAL_POD = "local-pod"
+    NO_DETECTOR = "no-detector"
+    EXTERNAL_LOCAL = "external-policy-local"
+    ENDPOINT_HERE = "endpoint-here"
+
+
+REPLACED = frozenset(
+    {
+        Source.MASQUERADE_ALL,
+        Source.NOT_A_LOCAL_POD,
+        Source.EXTERNAL_CLUSTER,
+        Source.NODE_TRAFFIC,
+        Source.HAIRPIN,
+        Source.RELAYED,
+    }
+)
+
+
+class Asked(Part, frozen=True):
+    """The packet: addresses canonical; ``origin`` is "node" or "elsewhere", ``interface`` that by which it comes in."""
+
+    source: str
+    destination: str
+    protocol: str
+    port: int
+    interface: str = ""
+    origin: str = ""
+
+
+class Step(Part, frozen=True):
+    """One thing on the way of the packet: the chain, map or set, and what is found there."""
+
+    where: str
+    what: str
+
+
+class Target(Part, frozen=True):
+    """An endpoint that can be chosen. ``chance`` is its probability as a fraction ("1/3"), for a client without a pin."""
+
+    address: str
+    port: int
+    chance: str
+    probability: float
+    verdict: Verdict
+    source_replaced: bool
+    source_why: Source
+    node: str | None = None
+
+
+class Omitted(Part, frozen=True):
+    """An endpoint that is not used. ``port`` is 0 and ``address`` as it was written where it cannot be one at all."""
+
+    address: str
+    port: int
+    why: LeftOut
+    detail: str = ""
+    node: str | None = None
+
+
+class Explanation(Part, frozen=True):
+    """What becomes of a packet, and why. ``service`` and what follows is about the frontend; "" where there is none."""
+
+    asked: Asked
+    mode: str
+    family: Family
+    verdict: Verdict
+    reason: str
+    service: str = ""
+    port_name: str = ""
+    frontend: str = ""
+    kind: str = ""
+    route: Route | None = None
+    path: tuple[Step, ...] = ()
+    endpoints: tuple[Target, ...] = ()
+    left_out: tuple[Omitted, ...] = ()
+    affinity_seconds: int = 0
+    notes: tuple[str, ...] = ()
