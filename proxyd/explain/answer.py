@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from enum import StrEnum
 
 import msgspec
@@ -23,7 +24,7 @@ class Verdict(StrEnum):
     REJECTED = "rejected"  # the client is told at once
     DROPPED = "dropped"  # the client waits in vain
     UNSERVED = "unserved"  # a Service names the address or port, but no rule serves or refuses it: it goes on as it is
-    UNTOUCHED = "untouched"  # no Service names the address
+    UNTOUCHED = "untouched"  # no Service names it
 
 
 class Source(StrEnum):
@@ -112,3 +113,83 @@ class Explanation(Part, frozen=True):
     left_out: tuple[Omitted, ...] = ()
     affinity_seconds: int = 0
     notes: tuple[str, ...] = ()
+
+
+class Place(Part, frozen=True):
+    """One of a Service's frontends: what becomes of connections to it, in words, and of whom."""
+
+    frontend: str
+    kind: str
+    verdict: Verdict
+    how: str
+    route: Route | None = None
+    sources: tuple[str, ...] | None = None
+
+
+class Listed(Part, frozen=True):
+    """An endpoint of a list, each of which has the same chance."""
+
+    address: str
+    port: int
+    node: str | None = None
+
+
+class PortExplanation(Part, frozen=True):
+    """One port of a Service: its frontends, and the lists that they speak of with what is left out of each.
+
+    ``local`` is the list for whoever must stay on this node; a list that no frontend uses is empty, and so is the rest.
+    """
+
+    name: str
+    protocol: str
+    port: int
+    places: tuple[Place, ...]
+    cluster: tuple[Listed, ...] = ()
+    cluster_left_out: tuple[Omitted, ...] = ()
+    local: tuple[Listed, ...] = ()
+    local_left_out: tuple[Omitted, ...] = ()
+    affinity_seconds: int = 0
+
+
+class ServiceExplanation(Part, frozen=True):
+    """One Service in one family. ``packets`` has an answer for each frontend where a source was given."""
+
+    service: str
+    mode: str
+    family: Family
+    verdict: Verdict
+    reason: str
+    ports: tuple[PortExplanation, ...] = ()
+    packets: tuple[Explanation, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+class Answer(Part, frozen=True):
+    """Everything that was answered: one packet, or one Service in each of its families. ``verdict`` sums it up.
+
+    ``notes`` say what to know about all of it.
+    """
+
+    verdict: Verdict
+    packet: Explanation | None = None
+    services: tuple[ServiceExplanation, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+# Exit statuses of ``proxyd explain``.
+STATUS = {
+    Verdict.DELIVERED: 0,
+    Verdict.PARTLY: 1,
+    Verdict.REJECTED: 1,
+    Verdict.DROPPED: 1,
+    Verdict.UNSERVED: 1,
+    Verdict.UNTOUCHED: 3,
+}
+
+
+def together(verdicts: Iterable[Verdict]) -> Verdict:
+    """One verdict for several; ``untouched`` for none."""
+    found = set(verdicts)
+    if len(found) < 2:
+        return next(iter(found), Verdict.UNTOUCHED)
+    return Verdict.PARTLY

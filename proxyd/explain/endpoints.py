@@ -19,11 +19,14 @@ class AllEndpoints(NamedTuple):
     left_out: tuple[Omitted, ...]
 
 
+NONE = AllEndpoints({}, ())
+
+
 def all_endpoints(view: View, entry: Entry, *, local: bool) -> AllEndpoints:
     """The endpoints of a frontend's port: those of its local list, or of its cluster list, and all others."""
     settings, service, admitted = view.settings, entry.worked.service, entry.worked.admitted
     if admitted is None:
-        return AllEndpoints({}, ())
+        return NONE
     _, slices = view.lookup(service.key)
     port = next(own for own, made in zip(admitted.ports, entry.forwarding.ports, strict=True) if made is entry.port)
     beaten: Beaten = []

@@ -11,7 +11,7 @@ from proxyd.desired.endpoints import Backend
 from proxyd.desired.forwarding import Route
 from proxyd.desired.localhost import relayed
 from proxyd.explain.answer import REPLACED, Asked, Explanation, Source, Step, Target, Verdict
-from proxyd.explain.endpoints import all_endpoints
+from proxyd.explain.endpoints import NONE, all_endpoints
 from proxyd.explain.ipt_rules import IptRules
 from proxyd.explain.nft_rules import NftRules
 from proxyd.explain.notes import notes_about, unserved
@@ -30,12 +30,14 @@ class _Question(NamedTuple):
 
 
 class _Outcome(NamedTuple):
-    """``local``: whether the local list is what matters. ``ends`` are the endpoints, ``sources`` what each sees."""
+    """``local``: whether the local list is what matters, None where none does. ``ends`` are the endpoints, ``sources``
+    what each sees.
+    """
 
     verdict: Verdict
     reason: str
     entry: Entry | None = None
-    local: bool = False
+    local: bool | None = None
     path: tuple[Step, ...] = ()
     ends: Mapping[Backend, Verdict] = MappingProxyType({})
     sources: Mapping[Backend, Source] = MappingProxyType({})
@@ -64,7 +66,9 @@ def _rules(view: View, packet: Packet, about: Concerned) -> Rules:
 
 
 def _refused(refusal: Refusal) -> _Outcome:
-    local = refusal.entry is not None and refusal.entry.frontend.route is not Route.REJECT
+    route = refusal.entry.frontend.route if refusal.entry else None
+    # Source ranges refuse whatever endpoints there are.
+    local = {Route.REJECT: False, Route.DROP: True, Route.EXTERNAL_NO_LOCAL: True}.get(route) if route else None
     return _Outcome(refusal.verdict, refusal.reason, refusal.entry, local, refusal.steps)
 
 
@@ -150,7 +154,7 @@ def _answer(question: _Question, outcome: _Outcome) -> Explanation:
             path=outcome.path,
             notes=outcome.notes,
         )
-    endpoints = all_endpoints(view, entry, local=outcome.local)
+    endpoints = NONE if outcome.local is None else all_endpoints(view, entry, local=outcome.local)
     return Explanation(
         asked=asked,
         mode=view.mode,

@@ -24,7 +24,7 @@ class View(NamedTuple):
 
     ``services`` are all Services, ``lookup`` gives one with its slices. ``addresses`` are the host's, loopback need not be
     among them. ``findings`` are those that stand, ``quarantined`` what the kernel refused in this family. ``localhost``: in
-    iptables mode, node ports answer on 127.0.0.0/8.
+    iptables mode, node ports answer on 127.0.0.0/8. ``notes`` belong to every answer.
     """
 
     mode: str
@@ -35,6 +35,7 @@ class View(NamedTuple):
     findings: tuple[Finding, ...] = ()
     quarantined: Collection[ServiceKey] = ()
     localhost: bool = False
+    notes: tuple[str, ...] = ()
 
     def is_here(self, address: str) -> bool:
         """Whether packets to this address end on the node, so that packets from it begin there."""
@@ -89,17 +90,17 @@ class Concerned(msgspec.Struct, frozen=True):
         return self.frontends.get(FrontendKey("", protocol, port))
 
 
-def concerned(view: View, addresses: Collection[str], ports: Collection[tuple[str, int]] = ()) -> Concerned:
+def concerned(
+    view: View,
+    addresses: Collection[str],
+    ports: Collection[tuple[str, int]] = (),
+    also: Collection[ServiceKey] = (),
+) -> Concerned:
     """Works out the Services that name one of these addresses, or one of these node ports (protocol and number).
 
-    Looks at all Services once, and works out only those.
+    Looks at all Services once, and works out only those (and ``also`` these). So every conflict about such a place is seen.
     """
-    wanted = [each.key for each in view.services if _names(each, addresses, ports)]
-    return work_out(view, wanted)
-
-
-def work_out(view: View, keys: Collection[ServiceKey]) -> Concerned:
-    """Works out these Services. A conflict is seen where all who take part in it are among them."""
+    keys = dict.fromkeys((*also, *(each.key for each in view.services if _names(each, addresses, ports))))
     desired = Desired(view.settings.family, view.lookup)
     desired.concerned(keys)
     unwritten = _unwritten(view)
