@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
+from fractions import Fraction
 from typing import Any
 
+from proxyd.explain.answer import Explanation, Source, Verdict
 from proxyd.explain.view import Packet, View
+from tests.fakes import ipt_packets, packets
 from tests.ipt_world import IptWorld
 from tests.world import HOST, World
 
@@ -23,3 +27,45 @@ def view_of(world: World | IptWorld, **fields: Any) -> View:
 
 def packet(source: str, destination: str, port: int = 80, protocol: str = "tcp", interface: str = "") -> Packet:
     return Packet(source, destination, protocol, port, interface)
+
+
+End = tuple[str, tuple[str, int], bool]
+
+
+def told(answer: Explanation) -> dict[End, Fraction]:
+    """The ends of a connection that an answer speaks of."""
+    nowhere = ("", 0)
+    if answer.endpoints and answer.endpoints[0].source_why is not Source.RELAYED:
+        found: defaultdict[End, Fraction] = defaultdict(Fraction)
+        for each in answer.endpoints:
+            end = (
+                ("accept", (each.address, each.port), each.source_replaced)
+                if each.verdict is Verdict.DELIVERED
+                else (_REFUSALS[each.verdict], nowhere, False)
+            )
+            found[end] += Fraction(each.chance)
+        return dict(found)
+    if answer.verdict in _REFUSALS and "does not listen" not in answer.reason:
+        return {(_REFUSALS[answer.verdict], nowhere, False): Fraction(1)}
+    return {("accept", (answer.asked.destination, answer.asked.port), False): Fraction(1)}
+
+
+_REFUSALS = {Verdict.REJECTED: "reject", Verdict.DROPPED: "drop"}
+
+
+def met(world: World | IptWorld, packet: packets.Packet) -> dict[End, Fraction]:
+    """The ends that the rules lead to."""
+    outcomes = (
+        packets.distribution(world.ruleset, packet, HOST)
+        if isinstance(world, World)
+        else ipt_packets.distribution(world.kernel.rules, packet, HOST)
+    )
+    found: defaultdict[End, Fraction] = defaultdict(Fraction)
+    for probability, each in outcomes:
+        end = (
+            ("accept", each.destination, each.masqueraded)
+            if each.verdict == "accept"
+            else (each.verdict, ("", 0), False)
+        )
+        found[end] += probability
+    return dict(found)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections import defaultdict
-from fractions import Fraction
 from typing import Any
 
 import pytest
@@ -12,15 +10,13 @@ from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from proxyd.explain.answer import Explanation, Source, Verdict
 from proxyd.explain.packet import explain_packet
 from proxyd.model import Endpoint, EndpointSlice, Family, LocalDetector, Service, ServicePort, SlicePort
 from tests import build
-from tests.explain_world import packet, view_of
-from tests.fakes import ipt_packets, packets
+from tests.explain_world import met, packet, told, view_of
 from tests.fakes.packets import Packet
 from tests.ipt_world import IptWorld
-from tests.world import HOST, World
+from tests.world import World
 
 NODE_IP = build.NODE_IP[Family.IPV4]
 VIPS = ["10.96.0.1", "10.96.0.2", "198.51.100.1", "198.51.100.2"]
@@ -129,48 +125,6 @@ def frontends(services: list[Service]) -> list[tuple[str, int, str]]:
             *((a, port.node_port, port.protocol) for a in (NODE_IP, NODE_IP, "127.0.0.1") if port.node_port),
         )
     ]
-
-
-End = tuple[str, tuple[str, int], bool]
-
-
-def told(answer: Explanation) -> dict[End, Fraction]:
-    """The ends of a connection that an answer speaks of."""
-    nowhere = ("", 0)
-    if answer.endpoints and answer.endpoints[0].source_why is not Source.RELAYED:
-        found: defaultdict[End, Fraction] = defaultdict(Fraction)
-        for each in answer.endpoints:
-            end = (
-                ("accept", (each.address, each.port), each.source_replaced)
-                if each.verdict is Verdict.DELIVERED
-                else (_REFUSALS[each.verdict], nowhere, False)
-            )
-            found[end] += Fraction(each.chance)
-        return dict(found)
-    if answer.verdict in _REFUSALS and "does not listen" not in answer.reason:
-        return {(_REFUSALS[answer.verdict], nowhere, False): Fraction(1)}
-    return {("accept", (answer.asked.destination, answer.asked.port), False): Fraction(1)}
-
-
-_REFUSALS = {Verdict.REJECTED: "reject", Verdict.DROPPED: "drop"}
-
-
-def met(world: World | IptWorld, packet: Packet) -> dict[End, Fraction]:
-    """The ends that the rules lead to."""
-    outcomes = (
-        packets.distribution(world.ruleset, packet, HOST)
-        if isinstance(world, World)
-        else ipt_packets.distribution(world.kernel.rules, packet, HOST)
-    )
-    found: defaultdict[End, Fraction] = defaultdict(Fraction)
-    for probability, each in outcomes:
-        end = (
-            ("accept", each.destination, each.masqueraded)
-            if each.verdict == "accept"
-            else (each.verdict, ("", 0), False)
-        )
-        found[end] += probability
-    return dict(found)
 
 
 @pytest.mark.parametrize("kind", [World, IptWorld])
