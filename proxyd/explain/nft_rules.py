@@ -134,7 +134,9 @@ def _path(entry: Entry, layout: Layout, *, local: bool, source: Source) -> list[
         address, _, port = entry.frontend.key
         place = f"{address} . {port}" if address else str(port)
         name = container.removeprefix(layout.name(""))
-        found.append(Step(f"map {name}", f"{place} . {first}..{first + count - 1}: one of them"))
+        found.append(
+            Step(f"map {name}", f"{place} . {first}{f'..{first + count - 1}: one of them' if count > 1 else ''}")
+        )
     if source in REPLACED:
         found.append(Step("chain masquerading", "the packet is marked: masquerade"))
     return found

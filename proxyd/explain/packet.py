@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from types import MappingProxyType
 from typing import NamedTuple
@@ -85,12 +85,17 @@ def _translated(question: _Question, rules: Rules, way: Way) -> _Outcome:
     ends = {each: refusals[each].verdict if each in refusals else Verdict.DELIVERED for each in backends}
     verdicts = set(ends.values())
     verdict = next(iter(verdicts)) if len(verdicts) == 1 else Verdict.PARTLY
-    reason = f"{len(backends)} endpoint{'s' if len(backends) > 1 else ''} of {way.entry.port.name}"
+    reason = _to_endpoints(backends, way.entry)
     path = way.steps
     if refusals:
         first = next(iter(refusals.values()))
-        reason, path = f"refused on the way to {reason}: {first.reason}", (*path, *first.steps)
+        reason, path = f"refused on the way {reason}: {first.reason}", (*path, *first.steps)
     return _Outcome(verdict, reason, way.entry, way.local, path, ends, sources)
+
+
+def _to_endpoints(backends: Sequence[Backend], entry: Entry) -> str:
+    which = "the only endpoint" if len(backends) == 1 else f"one of {len(backends)} endpoints"
+    return f"to {which} of {entry.port.name} that can be used from there"
 
 
 def _at_localhost(question: _Question) -> _Outcome | None:
@@ -114,7 +119,7 @@ def _at_localhost(question: _Question) -> _Outcome | None:
     step = Step("proxyd", f"listens on {packet.destination} port {packet.port} and relays")
     return _Outcome(
         Verdict.DELIVERED,
-        f"{len(backends)} endpoint{'s' if len(backends) > 1 else ''} of {entry.port.name}",
+        _to_endpoints(backends, entry),
         entry,
         local,
         (step,),

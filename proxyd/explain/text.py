@@ -9,6 +9,7 @@ from proxyd.explain.answer import (
     Explanation,
     Listed,
     Omitted,
+    Place,
     PortExplanation,
     ServiceExplanation,
     Source,
@@ -49,7 +50,7 @@ def _packet(told: Explanation) -> Iterator[str]:
     yield f"{asked.source}{sender} -> {host}:{asked.port}/{asked.protocol}: {told.verdict.upper()}"
     yield f"  {told.reason}"
     if told.service:
-        yield f"  frontend   {told.frontend}, {told.kind} of {told.service} (port {told.port_name}), route {told.route}"
+        yield f"  frontend   {_frontend(told)} of {told.port_name}, route {told.route}"
     yield from _steps(told)
     yield from _targets(told)
     if told.affinity_seconds and told.endpoints:
@@ -97,7 +98,9 @@ def _service(told: ServiceExplanation) -> Iterator[str]:
 def _port(told: PortExplanation) -> Iterator[str]:
     yield f"  port {told.name or '(unnamed)'}, {told.port}/{told.protocol}"
     for place in told.places:
-        yield f"    {place.kind} {place.frontend}: {place.how}"
+        first, *more = place.how.split("; ")
+        yield f"    {_frontend(place)}: {first}"
+        yield from (f"      {each}" for each in more)
     if told.affinity_seconds:
         yield f"    ClientIP affinity, {told.affinity_seconds} s"
     for title, used, left_out in (
@@ -109,6 +112,10 @@ def _port(told: PortExplanation) -> Iterator[str]:
             yield from (f"      {_host(each)} on {each.node or 'an unknown node'}" for each in used[:SHOWN])
             yield from _more(len(used), "      ")
             yield from (f"    {line}" for line in _left_out("left out", left_out))
+
+
+def _frontend(told: Explanation | Place) -> str:
+    return told.frontend if told.frontend.startswith(told.kind) else f"{told.kind} {told.frontend}"
 
 
 def _left_out(title: str, omitted: Sequence[Omitted]) -> Iterator[str]:
