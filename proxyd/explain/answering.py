@@ -52,6 +52,8 @@ def answer(views: Mapping[Family, View], words: Words) -> Answer:
         told = explain_packet(views[family], packet)
         return Answer(told.verdict, told, notes=views[family].notes)
     named, source = read_name(words.name), read_source(words.source) if words.source else ""
+    if not views:
+        raise NoAnswerError("nothing has been written yet")
     services = [explain_service(view, named, source, words.interface) for view in views.values()]
     # A Service of one family has nothing to say about the other.
     services = [each for each in services if each.verdict is not Verdict.UNTOUCHED] or services[:1]

@@ -22,9 +22,9 @@ _LOOPBACK = ("127.0.0.0/8", "::1/128")
 class View(NamedTuple):
     """One family of one node, as it stands.
 
-    ``services`` are all Services, ``lookup`` gives one with its slices. ``addresses`` are the host's, loopback need not be
-    among them. ``findings`` are those that stand, ``quarantined`` what the kernel refused in this family. ``localhost``: in
-    iptables mode, node ports answer on 127.0.0.0/8. ``notes`` belong to every answer.
+    ``services`` are all Services, ``lookup`` gives one with its slices, always the same. ``addresses`` are the host's,
+    loopback need not be among them. ``findings`` are those that stand, ``quarantined`` what the kernel refused in this
+    family. ``localhost``: in iptables mode, node ports answer on 127.0.0.0/8. ``notes`` belong to every answer.
     """
 
     mode: str
@@ -155,9 +155,9 @@ def _unwritten(view: View) -> dict[ServiceKey, str]:
     found = dict.fromkeys(view.quarantined, "the kernel refused it")
     for each in view.findings:
         key = ServiceKey(*each.object.partition("/")[::2])
-        if each.kind == "Service" and (
-            each.reason is Reason.INTERNAL_ERROR or (each.reason is Reason.KERNEL_REFUSED and key in found)
-        ):
+        if each.kind == "Service" and each.reason is Reason.INTERNAL_ERROR:
+            found[key] = f"{each.reason}: {each.message} (what is there of it may be older)"
+        elif each.kind == "Service" and each.reason is Reason.KERNEL_REFUSED and key in found:
             found[key] = f"{each.reason}: {each.message}"
     return found
 

@@ -6,6 +6,7 @@ that it is about.
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable
 from urllib.parse import parse_qsl, urlencode
@@ -63,12 +64,14 @@ class Explainer:
     def answer(self, words: Words) -> Answer:
         """Raises ``UserError``, ``NoAnswerError``."""
         status, services = self._status(), self._store.all_services()
+        # What a Service and its slices are does not change while a question is answered.
+        lookup = functools.cache(self._store.service)
         views = {
             each.family: View(
                 mode=status.mode,
                 settings=each.settings,
                 services=services,
-                lookup=self._store.service,
+                lookup=lookup,
                 addresses=self._addresses(each.family),
                 findings=status.findings,
                 quarantined=each.quarantined,
