@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 
+from msgspec.structs import replace
+
 from proxyd.desired.conflicts import Kind
 from proxyd.desired.endpoints import Backend
 from proxyd.desired.forwarding import Route
@@ -21,7 +23,6 @@ from proxyd.ipt.objects import Placed, Table
 from proxyd.ipt.render import render_dispatch
 from proxyd.ipt.restore import rule_text
 from proxyd.ipt.style import Style
-from proxyd.model import Family
 
 _UNTRANSLATED = {Route.REJECT, Route.DROP}
 _REFUSED = {Route.REJECT: Verdict.REJECTED, Route.DROP: Verdict.DROPPED, Route.EXTERNAL_NO_LOCAL: Verdict.DROPPED}
@@ -33,7 +34,6 @@ class IptRules:
     def __init__(self, view: View, packet: Packet, concerned: Concerned) -> None:
         self._view, self._packet, self._concerned = view, packet, concerned
         self._sender = Sender(view, packet)
-        self._localhost = view.localhost and view.settings.family is Family.IPV4
 
     def before(self) -> Refusal | None:
         """See ``Rules``: nothing is."""
@@ -80,8 +80,8 @@ class IptRules:
     def _takes_node_ports(self, address: str) -> bool:
         taken = self._view.settings.node_port_addresses
         if taken is None:
-            return self._view.is_here(address) and (self._localhost or not is_loopback(address))
-        return address in taken or (self._localhost and address == "127.0.0.1")
+            return self._view.is_here(address) and (self._view.on_loopback or not is_loopback(address))
+        return address in taken or (self._view.on_loopback and address == "127.0.0.1")
 
     def _firewall(self, address: str, port: int) -> Refusal | None:
         entry = self._concerned.at(address, self._packet.protocol, port)
@@ -115,7 +115,7 @@ class IptRules:
         return Refusal(verdict, no_endpoints(entry), self._filtering(entry, chain), entry)
 
     def _is_guarded(self, address: str) -> bool:
-        return self._localhost and is_loopback(address) and not is_loopback(self._packet.source)
+        return self._view.on_loopback and is_loopback(address) and not is_loopback(self._packet.source)
 
     # -- the rules that are met
 
@@ -143,7 +143,8 @@ class IptRules:
 
     def _dispatch(self, entry: Entry, table: Table, chain: str) -> Iterator[Step]:
         style = Style(localhost_node_ports=self._view.localhost)
-        for placed in render_dispatch(entry.forwarding, self._view.settings, style):
+        only = replace(entry.forwarding, ports=(replace(entry.port, frontends=(entry.frontend,)),))
+        for placed in render_dispatch(only, self._view.settings, style):
             if (placed.table, placed.chain) == (table, chain) and _is_about(placed, entry):
                 yield Step(f"{table} {chain}", rule_text(placed.rule).strip())
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+from msgspec.structs import replace
+
 from proxyd.desired.conflicts import Kind
 from proxyd.desired.endpoints import Backend
 from proxyd.desired.forwarding import Route
@@ -120,7 +122,8 @@ def _refusal(entry: Entry | None, where: str) -> Refusal | None:
 
 def _path(entry: Entry, layout: Layout, *, local: bool, source: Source) -> list[Step]:
     """The maps that the packet meets, with what it finds there: read off the objects of the Service."""
-    objects, key = render_service(entry.forwarding, layout), frontend_text(entry.frontend)
+    only = replace(entry.forwarding, ports=(replace(entry.port, frontends=(entry.frontend,)),))
+    objects, key = render_service(only, layout), frontend_text(entry.frontend)
     node_port = entry.frontend.kind is Kind.NODE_PORT
     found = [_found(objects, layout, "service-nodeports" if node_port else "service-ips", key)]
     if entry.frontend.route in (Route.EXTERNAL_LOCAL, Route.EXTERNAL_NO_LOCAL):

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from proxyd.desired.forwarding import claims_of
 from proxyd.explain.view import Concerned, Entry, Packet, View, Worked, address_of
-from proxyd.model import Reason
+from proxyd.model import Reason, Service
 
 
 def notes_about(entry: Entry, about: Concerned) -> tuple[str, ...]:
@@ -26,6 +26,11 @@ def unserved(view: View, packet: Packet, about: Concerned) -> tuple[str, ...]:
     """Why no rule is about a packet although Services name its destination; empty where none does."""
     found = (_why(view, packet, about, each) for _, each in sorted(about.services.items()))
     return tuple(reason for reasons in found for reason in reasons)
+
+
+def asks_about(service: Service, port: int) -> bool:
+    """Whether load balancers ask about a Service at this port."""
+    return service.external_local and service.health_check_node_port == port
 
 
 def _why(view: View, packet: Packet, about: Concerned, worked: Worked) -> Iterator[str]:

@@ -14,7 +14,7 @@ from proxyd.explain.answer import REPLACED, Asked, Explanation, Source, Step, Ta
 from proxyd.explain.endpoints import NONE, all_endpoints
 from proxyd.explain.ipt_rules import IptRules
 from proxyd.explain.nft_rules import NftRules
-from proxyd.explain.notes import notes_about, unserved
+from proxyd.explain.notes import asks_about, notes_about, unserved
 from proxyd.explain.rules import Refusal, Rules, Way, source_at
 from proxyd.explain.view import KINDS, Concerned, Entry, Packet, View, concerned
 from proxyd.model import Family
@@ -134,8 +134,11 @@ def _as_it_is(question: _Question) -> _Outcome:
     reasons = unserved(view, packet, about)
     if reasons:
         return _Outcome(Verdict.UNSERVED, reasons[0], notes=reasons[1:])
-    node_port = f", nor a node port {packet.port}/{packet.protocol}" if view.is_here(packet.destination) else ""
-    return _Outcome(Verdict.UNTOUCHED, f"no Service has the address {packet.destination}{node_port}")
+    here = view.is_here(packet.destination)
+    node_port = f", nor a node port {packet.port}/{packet.protocol}" if here else ""
+    asked = (each for each in view.services if here and packet.protocol == "tcp" and asks_about(each, packet.port))
+    notes = tuple(f"proxyd answers there: it is spec.healthCheckNodePort of {each.key}" for each in asked)
+    return _Outcome(Verdict.UNTOUCHED, f"no Service has the address {packet.destination}{node_port}", notes=notes)
 
 
 def _answer(question: _Question, outcome: _Outcome) -> Explanation:

@@ -121,12 +121,14 @@ def _place(view: View, entry: Entry) -> Place:
     verdict = _VERDICTS.get(frontend.route, Verdict.DELIVERED)
     how = _how(view, frontend.route)
     if frontend.kind is Kind.NODE_PORT:
-        taken = view.settings.node_port_addresses
+        taken, localhost = view.settings.node_port_addresses, entry.forwarding.localhost or view.on_loopback
         how += f"; on {'all addresses of the node' if taken is None else ', '.join(taken) or 'no address'}"
-        if entry.forwarding.localhost or view.localhost:
-            how += " and on localhost"
+        how += " and on localhost" if localhost else ""
+        verdict = Verdict.UNSERVED if taken == () and not localhost else verdict
     if frontend.sources is not None:
         how += f"; only from {', '.join(frontend.sources) or 'nobody'}"
+        if not frontend.sources and (verdict is not Verdict.REJECTED or view.mode == "nftables"):
+            verdict = Verdict.DROPPED
     return Place(str(frontend.key), KINDS[frontend.kind], verdict, how, frontend.route, frontend.sources)
 
 

@@ -14,7 +14,7 @@ from proxyd.desired.admission import Admitted, admit
 from proxyd.desired.conflicts import FrontendKey, Kind
 from proxyd.desired.forwarding import Forwarding, Frontend, PortForwarding
 from proxyd.desired.services import Desired, Lookup
-from proxyd.model import Finding, NodeSettings, Reason, Service, ServiceKey
+from proxyd.model import Family, Finding, NodeSettings, Reason, Service, ServiceKey
 
 _LOOPBACK = ("127.0.0.0/8", "::1/128")
 
@@ -36,6 +36,11 @@ class View(NamedTuple):
     quarantined: Collection[ServiceKey] = ()
     localhost: bool = False
     notes: tuple[str, ...] = ()
+
+    @property
+    def on_loopback(self) -> bool:
+        """Whether rules take node ports on the loopback address."""
+        return self.localhost and self.mode == "iptables" and self.settings.family is Family.IPV4
 
     def is_here(self, address: str) -> bool:
         """Whether packets to this address end on the node, so that packets from it begin there."""

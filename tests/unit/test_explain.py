@@ -150,6 +150,8 @@ ROWS = [
     # -- nobody's
     Row("unknown", (web(), ANY), POD, "198.51.100.9", V.UNTOUCHED, says="no Service has the address"),
     Row("unknown port of the node", (web(), ANY), OUTSIDE, NODE_IP, V.UNTOUCHED, says="nor a node port 22/tcp", port=22),
+    Row("health check", (web(**LOCAL, health_check_node_port=32001), ANY), OUTSIDE, NODE_IP, V.UNTOUCHED,
+        says="proxyd answers there", port=32001),
     Row("node port of another node", (web(), ANY), POD, "192.0.2.99", V.UNTOUCHED, port=30080),
 ]  # fmt: skip
 CASES = [pytest.param(row, mode, id=f"{row.title}-{mode.__name__}") for row in ROWS for mode in row.modes]

@@ -156,6 +156,20 @@ def test_services_that_are_not_here(mode: Mode) -> None:
     assert any("10.96.0.999" in note for note in found["bad"].notes)
 
 
+@BOTH
+def test_a_place_that_nobody_is_let_in_at_is_dropped_and_a_node_port_without_addresses_unserved(mode: Mode) -> None:
+    told = ask(
+        mode,
+        web(source_ranges=("nonsense",)),
+        endpoint_slice("web", HERE),
+        node_port_addresses=(),
+    )
+    verdicts = {place.kind: place.verdict for place in told.ports[0].places}
+    assert verdicts["load balancer address"] is Verdict.DROPPED
+    # In iptables mode localhost takes them all the same.
+    assert verdicts["node port"] is (Verdict.UNSERVED if mode is World else Verdict.DELIVERED)
+
+
 # -- over families, and as text ------------------------------------------------------------------------------------------
 
 
