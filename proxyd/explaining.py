@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import msgspec
+from msgspec.structs import replace
 
 from proxyd import logs
 from proxyd.config import CommandLine, Config, ConfigError, load, read_arguments
@@ -14,19 +15,22 @@ from proxyd.config.host_settings import localhost_settings
 from proxyd.desired.host import local_addresses
 from proxyd.desired.settings import node_settings
 from proxyd.errors import UserError
-from proxyd.explain.answer import STATUS, Answer
-from proxyd.explain.answering import Words, answer
+from proxyd.explain.answer import DIFFERS, STATUS, Answer, Explanation
+from proxyd.explain.answering import NoAnswerError, Words, answer
 from proxyd.explain.text import answer_text
 from proxyd.explain.view import View
 from proxyd.kernel import host
 from proxyd.kernel.addresses import KernelHost
+from proxyd.kernel.iptables import IptablesTools
+from proxyd.kernel.verifying import CannotVerifyError, IptReader, NftReader, Reader, verify
 from proxyd.kube.store import Store
 from proxyd.model import Family, HostState, Node
+from proxyd.modes import backend_choice
 from proxyd.serve.ask import ask
 from proxyd.serve.explaining import answer_json, path_of
 from proxyd.startup import policy_of
 
-OWN_FLAGS = {"--from": False, "--to": False, "--interface": False, "--output": False}
+OWN_FLAGS = {"--from": False, "--to": False, "--interface": False, "--output": False, "--verify": True}
 OWN_LETTERS = {"o": "--output"}
 HELP = """\
 proxyd explain: what becomes of a connection to a Service, and why.
@@ -37,10 +41,12 @@ proxyd explain: what becomes of a connection to a Service, and why.
   --from IP                 who connects
   --to IP:PORT/PROTOCOL     where to; tcp if no protocol is given; IPv6 as [fd00::1]:53/udp
   --interface NAME          by which interface it comes in, where that tells pods of this node (detectLocalMode)
+  --verify                  compare the answer with the kernel's rules, and say whose the tracked connections are
   -o, --output text|json    for people or for programs
   --manifests DIR           answer from these files, and the flags of run beside it, instead of asking the running proxyd
 
-Exit status: 0 delivered, 1 refused, dropped or not served, 2 no question, 3 no Service names it, 4 nobody can answer.
+Exit status: 0 delivered, 1 refused, dropped or not served, 2 no question, 3 no Service names it, 4 nobody can answer,
+5 the kernel's rules are not what they should be.
 """
 
 
@@ -65,8 +71,29 @@ def explain(arguments: Sequence[str]) -> int:
         config = load(asked.line)
         logs.configure(config.logging_format, -1)
         told = answer(_views(config), asked.words)
+    if asked.words.verify:
+        told = _verified(told)
     sys.stdout.write(answer_json(told).decode() if asked.output == "json" else answer_text(told))
-    return STATUS[told.verdict]
+    differs = told.packet is not None and told.packet.verified is not None and told.packet.verified.differences
+    return DIFFERS if differs else STATUS[told.verdict]
+
+
+def _verified(told: Answer) -> Answer:
+    """The answer with what the kernel says to it, in place of what it was compared with. Raises ``NoAnswerError``."""
+    packet = told.packet
+    if packet is None or packet.written is None:
+        raise NoAnswerError("the running proxyd is of another version, and does not say what to compare")
+    try:
+        found = verify(packet, packet.written, _reader(packet))
+    except CannotVerifyError as error:
+        raise NoAnswerError(str(error)) from error
+    return replace(told, packet=replace(packet, verified=found, written=None))
+
+
+def _reader(packet: Explanation) -> Reader:
+    if packet.mode != "iptables":
+        return NftReader(packet.family)
+    return IptReader(IptablesTools(packet.family, backend_choice(host.supported_families()).backend), packet.family)
 
 
 def read_question(arguments: Sequence[str]) -> Asked:
@@ -85,7 +112,7 @@ def read_question(arguments: Sequence[str]) -> Asked:
         raise UserError(
             f"{next(iter(line.given))}: goes with --manifests only; the running proxyd has flags of its own"
         )
-    words = Words(name, own["--from"], own["--to"], own["--interface"])
+    words = Words(name, own["--from"], own["--to"], own["--interface"], "yes" if own["--verify"] == "true" else "")
     words.check()
     return Asked(words, output, line if line.given else None)
 

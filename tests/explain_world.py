@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from fractions import Fraction
 from typing import Any
 
-from proxyd.explain.answer import Explanation, Source, Verdict
+from proxyd.explain.answer import EndpointSet, Explanation, Source, Verdict, Written
 from proxyd.explain.view import Packet, View
+from proxyd.ipt.saved import printed
+from proxyd.nft.layout import LOCAL_BASE
 from tests.fakes import ipt_packets, packets
 from tests.ipt_world import IptWorld
 from tests.world import HOST, World
@@ -69,3 +72,39 @@ def met(world: World | IptWorld, packet: packets.Packet) -> dict[End, Fraction]:
         )
         found[end] += probability
     return dict(found)
+
+
+def is_written(world: World | IptWorld, wanted: Written) -> bool:
+    """Whether the kernel in memory holds what it must, and nothing that it must not."""
+    if isinstance(world, IptWorld):
+        tables = world.kernel.rules.tables
+        texts = {
+            (str(table), chain): tuple(printed(rule, world.family).strip() for rule in rules)
+            for table, chains in tables.items()
+            for chain, rules in chains.items()
+        }
+        return all(texts.get((each.table, each.chain)) in (each.rules, each.plain) for each in wanted.chains) and all(
+            each.text in texts[each.table, each.chain] for each in wanted.dispatch
+        )
+    held = {
+        _GENERATION.sub("", name): {key: _GENERATION.sub("", value) for key, value in elements.items()}
+        for name, elements in world.ruleset.elements(world.family).items()
+    }
+    return all(held[each.container].get(each.key) == each.value for each in wanted.elements) and all(
+        _listed(held[each.container], each) == set(each.values)
+        for each in wanted.lists
+        if not each.container.startswith("chain ")
+    )
+
+
+def _listed(held: dict[str, str], wanted: EndpointSet) -> set[str]:
+    address, _, port = wanted.frontend
+    place = f"{address} . {port} . " if address else f"{port} . "
+    return {
+        value
+        for key, value in held.items()
+        if key.startswith(place) and (int(key.rpartition(" ")[2]) >= LOCAL_BASE) == (wanted.base >= LOCAL_BASE)
+    }
+
+
+_GENERATION = re.compile(r"g\d+/")

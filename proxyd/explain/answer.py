@@ -7,6 +7,7 @@ from enum import StrEnum
 
 import msgspec
 
+from proxyd.desired.conflicts import FrontendKey
 from proxyd.desired.endpoints import LeftOut
 from proxyd.desired.forwarding import Route
 from proxyd.model import Family
@@ -95,6 +96,66 @@ class Omitted(Part, frozen=True):
     node: str | None = None
 
 
+class Element(Part, frozen=True):
+    """An element that a set or map must have (``value`` is the verdict, "" in sets), or must not (None)."""
+
+    container: str
+    key: str
+    value: str | None = None
+
+
+class EndpointSet(Part, frozen=True):
+    """Exactly the endpoints ("address . port") that a frontend must have: in a map from ``base`` on, or in a chain."""
+
+    container: str
+    frontend: FrontendKey
+    base: int
+    values: tuple[str, ...]
+
+
+class RuleText(Part, frozen=True):
+    """A rule that a chain must have among others, as it is printed but for the order of its options."""
+
+    table: str
+    chain: str
+    text: str
+
+
+class ChainText(Part, frozen=True):
+    """Exactly the rules that a chain must have; ``plain`` are the same without comments, as in large clusters."""
+
+    table: str
+    chain: str
+    rules: tuple[str, ...]
+    plain: tuple[str, ...] = ()
+
+
+class Written(Part, frozen=True):
+    """What the kernel must hold of a frontend: in nftables mode elements and lists, in iptables mode rules."""
+
+    elements: tuple[Element, ...] = ()
+    lists: tuple[EndpointSet, ...] = ()
+    dispatch: tuple[RuleText, ...] = ()
+    chains: tuple[ChainText, ...] = ()
+
+
+class Connections(Part, frozen=True):
+    """Tracked connections that an endpoint has; ``chosen``: new ones can go there too."""
+
+    address: str
+    port: int
+    count: int
+    chosen: bool
+
+
+class Verified(Part, frozen=True):
+    """What was found in the kernel: how many things were compared, what differs, whose the tracked connections are."""
+
+    compared: int
+    differences: tuple[str, ...] = ()
+    connections: tuple[Connections, ...] = ()
+
+
 class Explanation(Part, frozen=True):
     """What becomes of a packet, and why. ``service`` and what follows is about the frontend; "" where there is none."""
 
@@ -113,6 +174,8 @@ class Explanation(Part, frozen=True):
     left_out: tuple[Omitted, ...] = ()
     affinity_seconds: int = 0
     notes: tuple[str, ...] = ()
+    written: Written | None = None
+    verified: Verified | None = None
 
 
 class Place(Part, frozen=True):
@@ -185,6 +248,9 @@ STATUS = {
     Verdict.UNSERVED: 1,
     Verdict.UNTOUCHED: 3,
 }
+
+# With --verify: the kernel's rules are not what they should be.
+DIFFERS = 5
 
 
 def together(verdicts: Iterable[Verdict]) -> Verdict:

@@ -19,17 +19,23 @@ class NoAnswerError(CannotWorkHereError):
 
 
 class Words(NamedTuple):
-    """A question as it was put: a Service by name, or a source and a destination; "" for what was not said."""
+    """A question as it was put: a Service by name, or a source and a destination; "" for what was not said.
+
+    ``verify``: the answer is to be compared with the kernel, so what to compare belongs to it ("yes").
+    """
 
     name: str = ""
     source: str = ""
     to: str = ""
     interface: str = ""
+    verify: str = ""
 
     def check(self) -> None:
         """Raises ``UserError`` where these words are no question."""
         if bool(self.name) == bool(self.to):
             raise UserError("say either a Service (NAMESPACE/NAME[:PORT]) or --from IP --to IP:PORT/PROTOCOL")
+        if self.verify and not self.to:
+            raise UserError("--verify goes with --from and --to")
         if self.to:
             read_packet(self.source, self.to)
         else:
@@ -49,7 +55,7 @@ def answer(views: Mapping[Family, View], words: Words) -> Answer:
         family = family_of(packet.destination)
         if family not in views:
             raise NoAnswerError(f"nothing has been written for {family}")
-        told = explain_packet(views[family], packet)
+        told = explain_packet(views[family], packet, verifiable=bool(words.verify))
         return Answer(told.verdict, told, notes=views[family].notes)
     named, source = read_name(words.name), read_source(words.source) if words.source else ""
     if not views:

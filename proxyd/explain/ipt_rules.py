@@ -145,11 +145,12 @@ class IptRules:
         style = Style(localhost_node_ports=self._view.localhost)
         only = replace(entry.forwarding, ports=(replace(entry.port, frontends=(entry.frontend,)),))
         for placed in render_dispatch(only, self._view.settings, style):
-            if (placed.table, placed.chain) == (table, chain) and _is_about(placed, entry):
+            if (placed.table, placed.chain) == (table, chain) and is_about(placed, entry):
                 yield Step(f"{table} {chain}", rule_text(placed.rule).strip())
 
 
-def _is_about(placed: Placed, entry: Entry) -> bool:
+def is_about(placed: Placed, entry: Entry) -> bool:
+    """Whether a rule of a chain that Services share is a frontend's."""
     address, protocol, port = entry.frontend.key
     rule = placed.rule
     return (rule.protocol, rule.port, rule.destination.partition("/")[0]) == (protocol, port, address)

@@ -7,6 +7,8 @@ from fractions import Fraction
 from types import MappingProxyType
 from typing import NamedTuple
 
+from msgspec.structs import replace
+
 from proxyd.desired.endpoints import Backend
 from proxyd.desired.forwarding import Route
 from proxyd.desired.localhost import relayed
@@ -17,6 +19,7 @@ from proxyd.explain.nft_rules import NftRules
 from proxyd.explain.notes import asks_about, notes_about, unserved
 from proxyd.explain.rules import Refusal, Rules, Way, source_at
 from proxyd.explain.view import KINDS, Concerned, Entry, Packet, View, concerned
+from proxyd.explain.written import written
 from proxyd.model import Family
 
 # Where proxyd listens for node ports on localhost.
@@ -44,11 +47,16 @@ class _Outcome(NamedTuple):
     notes: tuple[str, ...] = ()
 
 
-def explain_packet(view: View, packet: Packet) -> Explanation:
-    """Works out what becomes of the first packet of a connection. Raises ``NeedsInterfaceError``."""
+def explain_packet(view: View, packet: Packet, *, verifiable: bool = False) -> Explanation:
+    """Works out what becomes of the first packet of a connection; ``verifiable``: with what the kernel must hold for it.
+
+    Raises ``NeedsInterfaceError``.
+    """
     about = concerned(view, {packet.destination}, {(packet.protocol, packet.port)})
     question = _Question(view, packet, about)
-    return _answer(question, _outcome(question, _rules(view, packet, about)))
+    outcome = _outcome(question, _rules(view, packet, about))
+    told = _answer(question, outcome)
+    return replace(told, written=written(view, packet, about, outcome.entry)) if verifiable else told
 
 
 def _outcome(question: _Question, rules: Rules) -> _Outcome:

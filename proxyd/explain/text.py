@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from proxyd.explain.answer import (
     Answer,
+    Connections,
     Explanation,
     Listed,
     Omitted,
@@ -15,6 +16,7 @@ from proxyd.explain.answer import (
     Source,
     Target,
     Verdict,
+    Verified,
 )
 
 # Endpoints that are shown one by one; JSON has them all.
@@ -57,6 +59,17 @@ def _packet(told: Explanation) -> Iterator[str]:
         yield f"  affinity   ClientIP, {told.affinity_seconds} s: a client that was here lately goes where it went"
     yield from _left_out("left out", told.left_out)
     yield from _notes(told.notes)
+    yield from _verified(told.verified) if told.verified else ()
+
+
+def _verified(found: Verified) -> Iterator[str]:
+    state = f"{len(found.differences)} differences" if found.differences else "all as it should be"
+    yield f"  kernel     {found.compared} things compared: {state}"
+    yield from (f"  DIFFERS    {each}" for each in found.differences)
+    for each in found.connections:
+        plural = "s" if each.count > 1 else ""
+        chosen = "" if each.chosen else ", which new ones do not go to from there"
+        yield f"  tracked    {each.count} connection{plural} with {_host(each)}{chosen}"
 
 
 def _steps(told: Explanation) -> Iterator[str]:
@@ -135,5 +148,5 @@ def _notes(notes: Iterable[str]) -> Iterator[str]:
     yield from (f"  note       {each}" for each in notes)
 
 
-def _host(each: Target | Omitted | Listed) -> str:
+def _host(each: Target | Omitted | Listed | Connections) -> str:
     return f"{f'[{each.address}]' if ':' in each.address else each.address}:{each.port}"

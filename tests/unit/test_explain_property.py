@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from proxyd.explain.packet import explain_packet
 from proxyd.model import Endpoint, EndpointSlice, Family, LocalDetector, Service, ServicePort, SlicePort
 from tests import build
-from tests.explain_world import met, packet, told, view_of
+from tests.explain_world import is_written, met, packet, told, view_of
 from tests.fakes.packets import Packet
 from tests.ipt_world import IptWorld
 from tests.world import World
@@ -140,9 +140,11 @@ def test_an_answer_is_never_wrong(kind: type[World] | type[IptWorld]) -> None:
         view, places = view_of(world), frontends(services)
         for (source, interface), to in questions:
             destination, port, protocol = places[to % len(places)] if isinstance(to, int) else to
-            answer = explain_packet(view, packet(source, destination, port, protocol, interface))
+            answer = explain_packet(view, packet(source, destination, port, protocol, interface), verifiable=True)
             event(answer.verdict)
             asked = Packet(source, destination, port, protocol, interface)
             assert told(answer) == met(world, asked), (asked, answer)
+            assert answer.written is not None
+            assert is_written(world, answer.written), (asked, answer)
 
     check()
