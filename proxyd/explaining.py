@@ -18,7 +18,7 @@ from proxyd.errors import UserError
 from proxyd.explain.answer import DIFFERS, STATUS, Answer, Explanation
 from proxyd.explain.answering import NoAnswerError, Words, answer
 from proxyd.explain.text import answer_text
-from proxyd.explain.view import View
+from proxyd.explain.view import Index, View
 from proxyd.kernel import host
 from proxyd.kernel.addresses import KernelHost
 from proxyd.kernel.iptables import IptablesTools
@@ -125,14 +125,14 @@ def _views(config: Config) -> dict[Family, View]:
     policy, store = policy_of(config), Store()
     ManifestSource(config.manifests or "", store, policy.node_name).read()
     node, here = store.node(), KernelHost().read()
-    found = {}
+    services, found = Index(store.all_services()), {}
     for family in host.supported_families():
         settings = node_settings(family, policy, node, local_addresses(here))
         addresses, notes = _addresses(family, node, here)
         found[family] = View(
             config.mode,
             settings,
-            store.all_services(),
+            services,
             store.service,
             addresses,
             tuple(store.unreadable.values()),

@@ -8,7 +8,7 @@ from fractions import Fraction
 from typing import Any
 
 from proxyd.explain.answer import EndpointSet, Explanation, Source, Verdict, Written
-from proxyd.explain.view import Packet, View
+from proxyd.explain.view import Index, Packet, View
 from proxyd.ipt.saved import printed
 from proxyd.nft.layout import LOCAL_BASE
 from tests.fakes import ipt_packets, packets
@@ -18,7 +18,7 @@ from tests.world import HOST, World
 
 def view_of(world: World | IptWorld, **fields: Any) -> View:
     """The view of a node in memory: what a running proxyd would answer from."""
-    objects = tuple(world.store.services.objects.values())
+    objects = Index(world.store.all_services())
     mode = "iptables" if isinstance(world, IptWorld) else "nftables"
     defaults: dict[str, Any] = {
         "findings": tuple(each for found in world.reconciler.findings.values() for each in found),
@@ -75,7 +75,7 @@ def met(world: World | IptWorld, packet: packets.Packet) -> dict[End, Fraction]:
 
 
 def is_written(world: World | IptWorld, wanted: Written) -> bool:
-    """Whether the kernel in memory holds what it must, and nothing that it must not."""
+    """Whether the kernel in memory (of IPv4) holds what it must, and nothing that it must not."""
     if isinstance(world, IptWorld):
         tables = world.kernel.rules.tables
         texts = {
@@ -90,7 +90,9 @@ def is_written(world: World | IptWorld, wanted: Written) -> bool:
         _GENERATION.sub("", name): {key: _GENERATION.sub("", value) for key, value in elements.items()}
         for name, elements in world.ruleset.elements(world.family).items()
     }
-    return all(held[each.container].get(each.key) == each.value for each in wanted.elements) and all(
+    return all(
+        held[each.container].get(each.key.removesuffix("/32")) == each.value for each in wanted.elements
+    ) and all(
         _listed(held[each.container], each) == set(each.values)
         for each in wanted.lists
         if not each.container.startswith("chain ")

@@ -144,7 +144,7 @@ def _as_it_is(question: _Question) -> _Outcome:
         return _Outcome(Verdict.UNSERVED, reasons[0], notes=reasons[1:])
     here = view.is_here(packet.destination)
     node_port = f", nor a node port {packet.port}/{packet.protocol}" if here else ""
-    asked = (each for each in view.services if here and packet.protocol == "tcp" and asks_about(each, packet.port))
+    asked = (each for each in view.services.all if here and packet.protocol == "tcp" and asks_about(each, packet.port))
     notes = tuple(f"proxyd answers there: it is spec.healthCheckNodePort of {each.key}" for each in asked)
     return _Outcome(Verdict.UNTOUCHED, f"no Service has the address {packet.destination}{node_port}", notes=notes)
 

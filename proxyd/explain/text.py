@@ -63,8 +63,8 @@ def _packet(told: Explanation) -> Iterator[str]:
 
 
 def _verified(found: Verified) -> Iterator[str]:
-    state = f"{len(found.differences)} differences" if found.differences else "all as it should be"
-    yield f"  kernel     {found.compared} things compared: {state}"
+    state = f"differences: {len(found.differences)}" if found.differences else "all as it should be"
+    yield f"  kernel     things compared: {found.compared}; {state}"
     yield from (f"  DIFFERS    {each}" for each in found.differences)
     for each in found.connections:
         plural = "s" if each.count > 1 else ""

@@ -3,33 +3,58 @@ made by, for the few Services that name an address or port in question."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from types import MappingProxyType
 from typing import NamedTuple
 
 import msgspec
 
-from proxyd.addresses import canonical, contains
+from proxyd.addresses import canonical
 from proxyd.desired.admission import Admitted, admit
 from proxyd.desired.conflicts import FrontendKey, Kind
 from proxyd.desired.forwarding import Forwarding, Frontend, PortForwarding
 from proxyd.desired.services import Desired, Lookup
 from proxyd.model import Family, Finding, NodeSettings, Reason, Service, ServiceKey
 
-_LOOPBACK = ("127.0.0.0/8", "::1/128")
+
+class Index:
+    """All Services, and who names an address or a node port; looked through once, when it is first asked."""
+
+    def __init__(self, services: Iterable[Service]) -> None:
+        self.all = services
+        self._by_address: dict[str, list[ServiceKey]] | None = None
+        self._by_node_port: dict[tuple[str, int], list[ServiceKey]] = {}
+
+    def naming(self, addresses: Iterable[str], ports: Iterable[tuple[str, int]]) -> list[ServiceKey]:
+        """The Services that name one of these addresses, or one of these node ports (protocol and number)."""
+        if self._by_address is None:
+            self._by_address = self._look()
+        found = [self._by_address.get(each, ()) for each in addresses]
+        found += [self._by_node_port.get(each, ()) for each in ports]
+        return [key for keys in found for key in keys]
+
+    def _look(self) -> dict[str, list[ServiceKey]]:
+        found: dict[str, list[ServiceKey]] = {}
+        for service in self.all:
+            for text in (*service.cluster_ips, *service.external_ips, *service.ingress_ips):
+                found.setdefault(address_of(text), []).append(service.key)
+            for port in service.ports:
+                if port.node_port:
+                    self._by_node_port.setdefault((port.protocol, port.node_port), []).append(service.key)
+        return found
 
 
 class View(NamedTuple):
     """One family of one node, as it stands.
 
-    ``services`` are all Services, ``lookup`` gives one with its slices, always the same. ``addresses`` are the host's,
+    ``services`` has all Services, ``lookup`` gives one with its slices, always the same. ``addresses`` are the host's,
     loopback need not be among them. ``findings`` are those that stand, ``quarantined`` what the kernel refused in this
     family. ``localhost``: in iptables mode, node ports answer on 127.0.0.0/8. ``notes`` belong to every answer.
     """
 
     mode: str
     settings: NodeSettings
-    services: Sequence[Service]
+    services: Index
     lookup: Lookup
     addresses: frozenset[str]
     findings: tuple[Finding, ...] = ()
@@ -105,7 +130,7 @@ def concerned(
 
     Looks at all Services once, and works out only those (and ``also`` these). So every conflict about such a place is seen.
     """
-    keys = dict.fromkeys((*also, *(each.key for each in view.services if _names(each, addresses, ports))))
+    keys = dict.fromkeys((*also, *view.services.naming(addresses, ports)))
     desired = Desired(view.settings.family, view.lookup)
     desired.concerned(keys)
     unwritten = _unwritten(view)
@@ -137,13 +162,6 @@ def _entries(worked: Worked) -> Iterator[Entry]:
                 yield Entry(worked, worked.forwarding, port, frontend)
 
 
-def _names(service: Service, addresses: Collection[str], ports: Collection[tuple[str, int]]) -> bool:
-    listed = (*service.cluster_ips, *service.external_ips, *service.ingress_ips)
-    return any(address_of(text) in addresses for text in listed) or any(
-        (port.protocol, port.node_port) in ports for port in service.ports if port.node_port
-    )
-
-
 def address_of(text: str) -> str:
     """An address of a Service as frontends have it, "" where it is none."""
     found = canonical(text)
@@ -151,8 +169,8 @@ def address_of(text: str) -> str:
 
 
 def is_loopback(address: str) -> bool:
-    """Whether an address means the host itself, whatever its addresses are."""
-    return any(contains(each, address) for each in _LOOPBACK)
+    """Whether a canonical address means the host itself, whatever its addresses are."""
+    return address.startswith("127.") or address == "::1"
 
 
 def _unwritten(view: View) -> dict[ServiceKey, str]:

@@ -16,7 +16,7 @@ import msgspec
 from proxyd.errors import UserError
 from proxyd.explain.answer import Answer
 from proxyd.explain.answering import NoAnswerError, Words, answer
-from proxyd.explain.view import View
+from proxyd.explain.view import Index, View
 from proxyd.kube.store import Store
 from proxyd.model import Family
 from proxyd.serve.http import Request, Response
@@ -63,7 +63,7 @@ class Explainer:
 
     def answer(self, words: Words) -> Answer:
         """Raises ``UserError``, ``NoAnswerError``."""
-        status, services = self._status(), self._store.all_services()
+        status, services = self._status(), Index(self._store.all_services())
         # What a Service and its slices are does not change while a question is answered.
         lookup = functools.cache(self._store.service)
         views = {

@@ -13,7 +13,7 @@ import pytest
 
 from proxyd.explain.answer import Explanation, Verdict
 from proxyd.explain.packet import explain_packet
-from proxyd.explain.view import Packet, View
+from proxyd.explain.view import Index, Packet, View
 from proxyd.kernel.addresses import own_addresses
 from proxyd.kernel.iptables import Backend
 from proxyd.model import Endpoint, EndpointSlice, Family, Service, SlicePort
@@ -88,7 +88,7 @@ def test_an_answer_is_never_wrong(world: Topology, rules: Rules, seed: int) -> N
     store = build.store(*objects)
     mode = "iptables" if isinstance(rules, IptablesRules) else "nftables"
     here = inside(world.node, lambda: own_addresses(V4))
-    view = View(mode, build.settings(V4, **on), store.all_services(), store.service, here, localhost=True)
+    view = View(mode, build.settings(V4, **on), Index(store.all_services()), store.service, here, localhost=True)
     for place, packet in {question(random, protocol) for _ in range(8)}:
         answer = explain_packet(view, packet)
         check(world, place, answer)
