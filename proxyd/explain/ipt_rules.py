@@ -18,7 +18,7 @@ from proxyd.explain.answer import REPLACED, Source, Step, Verdict
 from proxyd.explain.rules import Refusal, Sender, Way, is_allowed, no_endpoints, not_allowed
 from proxyd.explain.view import Concerned, Entry, Packet, View, is_loopback
 from proxyd.ipt import names
-from proxyd.ipt.names import chain_name, endpoint_chain
+from proxyd.ipt.names import backend_text, chain_name, endpoint_chain
 from proxyd.ipt.objects import Placed, Table
 from proxyd.ipt.render import render_dispatch
 from proxyd.ipt.restore import rule_text
@@ -134,7 +134,7 @@ class IptRules:
             yield Step(f"nat {chain_name(names.EXTERNAL, port)}", f"{mark}-j {balancing}")
         elif source in REPLACED:
             yield Step(f"nat {balancing}", f"-j {names.MARK_MASQ}")
-        chains = [endpoint_chain(port, each) for each in (port.local if local else port.cluster)]
+        chains = [endpoint_chain(port, backend_text(each)) for each in (port.local if local else port.cluster)]
         yield Step(
             f"nat {balancing}", f"-j {chains[0]}" if len(chains) == 1 else f"one of {len(chains)} KUBE-SEP- chains"
         )
