@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -15,14 +14,13 @@ from proxyd.explain.answer import Explanation, Verdict
 from proxyd.explain.packet import explain_packet
 from proxyd.explain.view import Index, Packet, View
 from proxyd.kernel.addresses import own_addresses
-from proxyd.kernel.iptables import Backend
 from proxyd.model import Endpoint, EndpointSlice, Family, Service, SlicePort
 from tests import build
 from tests.cluster.cases import EXTERNAL, LOAD_BALANCER, NODE_PORT, PATIENCE, PLACES, REFUSED, SILENCE, VIP
-from tests.cluster.conftest import Rules
 from tests.cluster.manifests import manifest
+from tests.cluster.modes import ALSO_NFT, Mode
 from tests.cluster.namespaces import inside
-from tests.cluster.test_iptables import IPTABLES, IptablesRules, flush
+from tests.cluster.rules import Rules
 from tests.program import FLAGS, PROXYD, Proxyd, until, write
 from tests.topology import ADDRESSES, NODE, OTHER, POD_GATEWAY, PODS, V4, Topology
 
@@ -32,12 +30,6 @@ ENOUGH = 30
 
 
 # -- random Services, real packets -------------------------------------------------------------------------------------
-
-
-@pytest.fixture(params=["nftables", "iptables"])
-def rules(world: Topology, request: pytest.FixtureRequest) -> Iterator[Rules]:
-    yield Rules(world) if request.param == "nftables" else IptablesRules(world, Backend.NFT)
-    flush(world)
 
 
 def service(random: Random, protocol: str) -> Service:
@@ -76,6 +68,7 @@ def question(random: Random, protocol: str) -> tuple[str, Packet]:
     return place, Packet(ADDRESSES[place][V4], address, protocol, port)
 
 
+@ALSO_NFT
 @pytest.mark.parametrize("seed", range(12))
 def test_an_answer_is_never_wrong(world: Topology, rules: Rules, seed: int) -> None:
     random = Random(seed)
@@ -86,7 +79,7 @@ def test_an_answer_is_never_wrong(world: Topology, rules: Rules, seed: int) -> N
         on["local"] = None
     rules.serve(*objects, **on)
     store = build.store(*objects)
-    mode = "iptables" if isinstance(rules, IptablesRules) else "nftables"
+    mode = "nftables" if rules.mode is Mode.NFTABLES else "iptables"
     here = inside(world.node, lambda: own_addresses(V4))
     view = View(mode, build.settings(V4, **on), Index(store.all_services()), store.service, here, localhost=True)
     for place, packet in {question(random, protocol) for _ in range(8)}:
@@ -130,17 +123,17 @@ def told(world: Topology, *words: str) -> Any:
     return json.loads(explain(world, *words, "-o", "json").stdout)
 
 
-@pytest.mark.parametrize("flags", [FLAGS, IPTABLES], ids=["nftables", "iptables"])
-def test_the_running_proxyd_is_asked(node: Topology, folder: Path, log: Path, flags: tuple[str, ...]) -> None:
+@ALSO_NFT
+def test_the_running_proxyd_is_asked(node: Topology, mode: Mode, folder: Path, log: Path) -> None:
     client, pod = ADDRESSES["client1"][V4], ADDRESSES["pod2"][V4]
-    with Proxyd(node, folder, log, flags=flags):
+    with Proxyd(node, folder, log, flags=mode.flags):
         done = explain(node, "--from", client, "--to", f"{VIP[V4]}:80/tcp")
         assert (done.returncode, done.stderr) == (0, "")
         assert f"{client} -> {VIP[V4]}:80/tcp: DELIVERED" in done.stdout
         assert "default/web" in done.stdout
         answer = told(node, "--from", pod, "--to", f"{VIP[V4]}:80")
         assert [each["chance"] for each in answer["packet"]["endpoints"]] == ["1/2", "1/2"]
-        assert answer["packet"]["mode"] == flags[1]
+        assert answer["packet"]["mode"] == mode.flags[1]
         assert explain(node, "--from", client, "--to", "10.96.99.99:80").returncode == 3
         assert explain(node, "--from", client, "--to", f"{VIP[V4]}:81").returncode == 1
         # It is what is served now, not what was at the start.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,23 +10,21 @@ import pytest
 
 from proxyd.explain.packet import explain_packet
 from proxyd.explain.view import Index, Packet, View
-from proxyd.kernel.iptables import Backend, IptablesTools
+from proxyd.kernel.iptables import IptablesTools
 from proxyd.kernel.verifying import IptReader, NftReader, Reader, verify
 from proxyd.model import EndpointSlice, Service
 from tests import build
 from tests.cluster.cases import EXTERNAL, LOAD_BALANCER, NODE_PORT, VIP, service, slices
-from tests.cluster.conftest import Rules
 from tests.cluster.manifests import manifest
+from tests.cluster.modes import ALSO_NFT, EVERY_MODE, Mode, flush
 from tests.cluster.namespaces import inside
+from tests.cluster.rules import Rules
 from tests.cluster.test_explain import explain
-from tests.cluster.test_iptables import IPTABLES, IptablesRules, flush
 from tests.program import FLAGS, Proxyd, until, write
 from tests.topology import ADDRESSES, NODE, V4, Topology
 
 OTHER = "10.96.9.9"
 CLIENT = ADDRESSES["client1"][V4]
-MODES = pytest.mark.parametrize("flags", [FLAGS, IPTABLES], ids=["nftables", "iptables"])
-Flags = tuple[str, ...]
 KINDS: dict[str, dict[str, Any]] = {
     "plain": {},
     "affinity": {"affinity_seconds": 60},
@@ -36,15 +33,10 @@ KINDS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.fixture(params=["nftables", "iptables"])
-def rules(world: Topology, request: pytest.FixtureRequest) -> Iterator[Rules]:
-    yield Rules(world) if request.param == "nftables" else IptablesRules(world, Backend.NFT)
-    flush(world)
-
-
+@EVERY_MODE
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_is_written_is_what_is_expected(world: Topology, rules: Rules, kind: str) -> None:
-    mode = "iptables" if isinstance(rules, IptablesRules) else "nftables"
+    mode = "nftables" if rules.mode is Mode.NFTABLES else "iptables"
     tos = [
         (VIP[V4], 80),
         (EXTERNAL[V4], 80),
@@ -62,13 +54,13 @@ def test_what_is_written_is_what_is_expected(world: Topology, rules: Rules, kind
         for address, port in tos:
             told = explain_packet(view, Packet(CLIENT, address, "tcp", port), verifiable=True)
             assert told.written is not None
-            found = inside(world.node, lambda told=told: verify(told, told.written, reader(mode)))  # type: ignore[misc]
+            found = inside(world.node, lambda told=told: verify(told, told.written, reader(rules.mode)))  # type: ignore[misc]
             assert found.differences == (), (address, port)
             assert bool(found.compared) == (mode == "nftables" or bool(told.service))
 
 
-def reader(mode: str) -> Reader:
-    return NftReader(V4) if mode == "nftables" else IptReader(IptablesTools(V4, Backend.NFT), V4)
+def reader(mode: Mode) -> Reader:
+    return NftReader(V4) if mode is Mode.NFTABLES else IptReader(IptablesTools(V4, mode.backend), V4)
 
 
 def verified(world: Topology, to: str, *words: str, source: str = CLIENT) -> tuple[int, dict[str, Any]]:
@@ -79,10 +71,10 @@ def verified(world: Topology, to: str, *words: str, source: str = CLIENT) -> tup
     return done.returncode, packet["verified"]
 
 
-@MODES
-def test_tracked_connections_are_told(node: Topology, folder: Path, log: Path, flags: Flags) -> None:
+@ALSO_NFT
+def test_tracked_connections_are_told(node: Topology, mode: Mode, folder: Path, log: Path) -> None:
     write(folder, "web.yaml", manifest(pods=("pod1",)))
-    with Proxyd(node, folder, log, flags=flags):
+    with Proxyd(node, folder, log, flags=mode.flags):
         node.ask("client1", VIP[V4], 80, count=5)
         _, found = verified(node, f"{VIP[V4]}:80")
         pod1 = {"address": ADDRESSES["pod1"][V4], "port": 8080, "count": 5, "chosen": True}
@@ -114,15 +106,11 @@ def damage_iptables(world: Topology) -> None:
     world.node.run("sh", "-c", f"iptables-nft -t nat -D {first.removeprefix('-A ')}")
 
 
-@pytest.mark.parametrize(
-    ("flags", "damage"), [(FLAGS, damage_nft), (IPTABLES, damage_iptables)], ids=["nft", "iptables"]
-)
-def test_differences_are_told(
-    node: Topology, folder: Path, log: Path, flags: Flags, damage: Callable[[Topology], None]
-) -> None:
+@ALSO_NFT
+def test_differences_are_told(node: Topology, mode: Mode, folder: Path, log: Path) -> None:
     # Of a proxyd that has ended, since one that runs repairs its rules.
-    from_files = ("--manifests", str(folder), *flags)
-    with Proxyd(node, folder, log, flags=flags):
+    from_files = ("--manifests", str(folder), *mode.flags)
+    with Proxyd(node, folder, log, flags=mode.flags):
         pass
     status, found = verified(node, f"{VIP[V4]}:80", *from_files)
     assert (status, found["differences"]) == (0, [])
@@ -131,7 +119,7 @@ def test_differences_are_told(
     assert status == 5
     assert any(ADDRESSES["pod4"][V4] in each or "KUBE-SEP" in each for each in found["differences"])
     write(folder, "web.yaml", manifest())
-    damage(node)
+    damage_nft(node) if mode is Mode.NFTABLES else damage_iptables(node)
     status, found = verified(node, f"{VIP[V4]}:80", *from_files)
     assert (status, len(found["differences"])) == (5, 1)
     flush(node)
