@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from proxyd.desired.endpoints import LeftOut
-from proxyd.explain.answer import Answer, ServiceExplanation, Verdict
+from proxyd.explain.answer import Answer, Connections, ServiceExplanation, Verdict, Verified
 from proxyd.explain.answering import NoAnswerError, Words, answer
 from proxyd.explain.question import Named
 from proxyd.explain.service import explain_service
@@ -228,3 +229,19 @@ def test_text_of_ipv6_and_of_notes() -> None:
     assert any("[fd00:10:244:1::2]:8080 on node1: 1" in line for line in shown)
     assert any("ClientIP, 60 s" in line for line in shown)
     assert shown[-1] == "note: a note"
+
+
+def test_text_of_what_the_kernel_says() -> None:
+    views = both_families(build.service(), endpoint_slice("web", HERE))
+    told = answer(views, Words(source="10.244.1.9", to="10.96.0.1:80"))
+    assert told.packet is not None
+    found = (Connections("10.244.1.2", 8080, 1, chosen=True), Connections("10.244.1.3", 8080, 2, chosen=False))
+    for differences, says in (((), "all as it should be"), (("a is missing",), "differences: 1")):
+        verified = replace(told.packet, verified=Verified(7, differences, found))
+        shown = lines(replace(told, packet=verified))
+        assert f"  kernel     things compared: 7; {says}" in shown
+        assert ("  DIFFERS    a is missing" in shown) == bool(differences)
+    assert shown[-2:] == [
+        "  tracked    1 connection with 10.244.1.2:8080",
+        "  tracked    2 connections with 10.244.1.3:8080, which new ones do not go to from there",
+    ]
