@@ -1,10 +1,10 @@
-"""The command line: ``proxyd [run]``, ``status``, ``cleanup``; every user error becomes one message and a status."""
+"""The command line: ``proxyd [run]``, ``status``, ``explain``, ``cleanup``; a user error is one message and a status."""
 
 from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from proxyd import __version__, logs
@@ -14,7 +14,9 @@ from proxyd.errors import CannotWorkHereError, UserError
 
 USAGE = 2
 FAILURE = 1
-COMMANDS = ("run", "status", "cleanup")
+# Of the command explain: nobody here can answer.
+NO_ANSWER = 4
+COMMANDS = ("run", "status", "explain", "cleanup")
 # Of the command cleanup only.
 OWN = "--own"
 
@@ -27,15 +29,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     if own_only:
         arguments.remove(OWN)
     try:
-        return (
-            status(arguments)
-            if command == "status"
-            else _dispatch(command, read_arguments(arguments), own_only=own_only)
-        )
+        if command in QUESTIONS:
+            return QUESTIONS[command](arguments)
+        return _dispatch(command, read_arguments(arguments), own_only=own_only)
     except UserError as error:
         return _fail(str(error), USAGE)
     except CannotWorkHereError as error:
-        return _fail(str(error), FAILURE)
+        return _fail(str(error), NO_ANSWER if command == "explain" else FAILURE)
 
 
 def _dispatch(command: str, line: CommandLine, *, own_only: bool) -> int:
@@ -120,6 +120,16 @@ def status(arguments: Sequence[str]) -> int:
     report = msgspec.json.decode(body, type=Report)
     sys.stdout.write(body.decode() if output == "json" else report_text(report))
     return 0 if report.ready else FAILURE
+
+
+def explain(arguments: Sequence[str]) -> int:
+    """Tells what becomes of a connection; see ``explaining`` for the exit status."""
+    from proxyd.explaining import explain as answer  # noqa: PLC0415
+
+    return answer(arguments)
+
+
+QUESTIONS: Mapping[str, Callable[[Sequence[str]], int]] = {"status": status, "explain": explain}
 
 
 def _say(text: str) -> int:

@@ -19,7 +19,7 @@ from proxyd.config.host_settings import localhost_settings
 from proxyd.config.watch import ConfigWatch
 from proxyd.ending import Ending
 from proxyd.kernel import host
-from proxyd.kernel.addresses import KernelHost
+from proxyd.kernel.addresses import KernelHost, own_addresses
 from proxyd.kernel.conntrack import Conntrack
 from proxyd.kernel.counters import NetlinkCounters
 from proxyd.kernel.host_settings import apply_settings
@@ -32,6 +32,7 @@ from proxyd.modes import Parts, build_mode
 from proxyd.serve import app, http
 from proxyd.serve.advice import advise
 from proxyd.serve.collectors import WatchState
+from proxyd.serve.explaining import Explainer
 from proxyd.serve.health import Moment, is_ready
 from proxyd.serve.localhost import MAX_CONNECTIONS, LocalhostRelay
 from proxyd.serve.metrics import Metrics
@@ -243,7 +244,9 @@ class Daemon:
                 self._metrics, self._status, self._waiting_since, config.sync_period, self._watch_states
             )
             self._server.add_listener(*config.healthz_address, routes, give_up, self._no_health_address)
-        self._server.add_local_listener(SOCKET, app.local_routes(self._report))
+        localhost = bool(localhost_settings(config, config.localhost_node_ports))
+        explain = Explainer(self._store, self._status, own_addresses, localhost=localhost)
+        self._server.add_local_listener(SOCKET, app.local_routes(self._report, explain))
         self._loop.subscribe(self._localhost.update)
         self._loop.subscribe(ServiceHealth(self._server, self._is_ready, self._no_health_check_port).update)
         self._loop.subscribe(self._passed)

@@ -30,7 +30,8 @@ def configure(log_format: str = "", verbosity: int = 0, stream: TextIO | None = 
     """Sets up the log of the whole process; called once, before anything is logged (loggers may have been made).
 
     ``log_format`` is "text", "json" or "" (text on a terminal, else JSON). ``verbosity`` above 0 shows debug events
-    of our own; libraries are heard from WARNING on. ``stream`` is standard error unless given.
+    of our own, below 0 nothing but warnings; libraries are heard from WARNING on. ``stream`` is standard error unless
+    given.
     """
     if log_format not in FORMATS:
         raise ValueError(f"unknown log format {log_format!r}")
@@ -44,13 +45,17 @@ def configure(log_format: str = "", verbosity: int = 0, stream: TextIO | None = 
             structlog.processors.TimeStamper(fmt="iso", utc=True),
             *(_text(colors=terminal) if as_text else _json()),
         ],
-        wrapper_class=structlog.make_filtering_bound_logger(logging.DEBUG if verbosity > 0 else logging.INFO),
+        wrapper_class=structlog.make_filtering_bound_logger(_level(verbosity)),
         logger_factory=_OutputFactory(stream),
         cache_logger_on_first_use=True,
     )
     root = logging.getLogger()
     root.handlers[:] = [_Bridge()]
     root.setLevel(logging.WARNING)
+
+
+def _level(verbosity: int) -> int:
+    return logging.DEBUG if verbosity > 0 else logging.INFO if verbosity == 0 else logging.WARNING
 
 
 def _add_name(logger: _Output, _method: str, event: EventDict) -> EventDict:

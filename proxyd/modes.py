@@ -97,7 +97,7 @@ def _nftables(families: Sequence[Family], parts: Parts) -> Mode:
 
 
 def _iptables(config: Config, policy: NodePolicy, families: Sequence[Family], parts: Parts) -> Mode:
-    chosen = _choice(families)
+    chosen = backend_choice(families)
     own, legacy = OwnAuthor(), LegacyWatch(families) if chosen.backend is Backend.LEGACY else None
     tools = {
         family: IptablesTools(
@@ -144,7 +144,8 @@ def _expected(rules: IptReconciler) -> Expected:
     return lambda: rules.expected
 
 
-def _choice(families: Sequence[Family]) -> Choice:
+def backend_choice(families: Sequence[Family]) -> Choice:
+    """The backend of iptables that counts here: what the environment says, else what is found. Raises ``UserError``."""
     forced = os.environ.get(BACKEND_VARIABLE, "")
     if forced and forced not in tuple(Backend):
         raise UserError(f"{BACKEND_VARIABLE}: must be {' or '.join(Backend)}, got {forced!r}")

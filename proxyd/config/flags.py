@@ -7,7 +7,8 @@ Source: cmd/kube-proxy/app/options.go, AddFlags.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from proxyd.config import commandline
@@ -232,6 +233,13 @@ _SWITCHES = {
 _LETTERS = {flag.letter: flag.name for flag in FLAGS if flag.letter}
 
 
-def read_arguments(arguments: Sequence[str]) -> CommandLine:
-    """Takes the arguments of the command ``run`` apart, by the flags of the table and the leftovers. Raises nothing."""
-    return commandline.read(arguments, _SWITCHES, _LETTERS)
+def read_arguments(
+    arguments: Sequence[str],
+    more: Mapping[str, bool] = MappingProxyType({}),
+    letters: Mapping[str, str] = MappingProxyType({}),
+) -> CommandLine:
+    """Takes the arguments of the command ``run`` apart, by the flags of the table and the leftovers. Raises nothing.
+
+    ``more`` are flags of another command, which takes those of run as well, and ``letters`` theirs (see ``commandline``).
+    """
+    return commandline.read(arguments, {**_SWITCHES, **more}, {**_LETTERS, **letters})

@@ -14,7 +14,7 @@ import msgspec
 from proxyd.addresses import contains
 from proxyd.desired.admission import Admitted
 from proxyd.desired.conflicts import Claim, FrontendKey, Kind, claim
-from proxyd.desired.endpoints import Backend, Candidates, Choice, choose, merge
+from proxyd.desired.endpoints import Backend, Beaten, Candidates, Choice, choose, merge
 from proxyd.model import EndpointSlice, Family, Finding, NodeSettings, Reason, Service, ServiceKey, ServicePort
 
 
@@ -158,6 +158,32 @@ def _refused_text(refused: tuple[str, ...]) -> str:
     return f"{shown}{more} cannot be an endpoint"
 
 
+def endpoints_of(
+    service: Service,
+    port: ServicePort,
+    admitted: Admitted,
+    slices: Sequence[EndpointSlice],
+    settings: NodeSettings,
+    beaten: Beaten | None = None,
+) -> tuple[Candidates, Choice]:
+    """All endpoints of a ServicePort, and which of them are used; ``beaten`` gets the duplicates among them."""
+    accessible = _is_accessible(port, admitted)
+    candidates = merge(slices, settings.family, port.name, port.protocol, settings.node_name, beaten)
+    choice = choose(
+        candidates,
+        settings.node_name,
+        settings.zone,
+        use_cluster=not service.internal_local or accessible,
+        use_local=service.internal_local or (service.external_local and accessible),
+    )
+    return candidates, choice
+
+
+def _is_accessible(port: ServicePort, admitted: Admitted) -> bool:
+    """Whether there is a way to a ServicePort from outside the cluster."""
+    return bool(port.node_port or admitted.ingress_ips or admitted.external_ips)
+
+
 def _build_port(
     service: Service,
     port: ServicePort,
@@ -166,15 +192,7 @@ def _build_port(
     settings: NodeSettings,
     lost: Mapping[FrontendKey, ServiceKey],
 ) -> PortForwarding:
-    accessible = bool(port.node_port or admitted.ingress_ips or admitted.external_ips)
-    candidates = merge(slices, settings.family, port.name, port.protocol, settings.node_name)
-    choice = choose(
-        candidates,
-        settings.node_name,
-        settings.zone,
-        use_cluster=not service.internal_local or accessible,
-        use_local=service.internal_local or (service.external_local and accessible),
-    )
+    candidates, choice = endpoints_of(service, port, admitted, slices, settings)
     internal, external = _internal_route(service, choice), _external_route(service, choice)
     frontends = tuple(
         Frontend(
@@ -197,7 +215,7 @@ def _build_port(
         live=_live(port.protocol, candidates, settings),
         affinity_seconds=admitted.affinity_seconds,
         no_local_internal=internal is Route.DROP,
-        no_local_external=accessible and external is Route.EXTERNAL_NO_LOCAL,
+        no_local_external=_is_accessible(port, admitted) and external is Route.EXTERNAL_NO_LOCAL,
     )
 
 

@@ -135,6 +135,12 @@ def every_address(family: Family) -> tuple[str, ...]:
         return tuple(each.address for each in _addresses(asking) if each.family is family)
 
 
+def own_addresses(family: Family) -> frozenset[str]:
+    """The addresses of one family at which the namespace of this thread takes packets; loopback takes more than it has."""
+    with Netlink(socket.NETLINK_ROUTE) as asking:
+        return frozenset(each.address for each in _addresses(asking) if each.family is family and each.usable)
+
+
 def _may_matter(data: bytes) -> bool:
     """Whether notifications can be about addresses that we know. Pods bring and take links and routes all the time."""
     return not data or any(map(_is_about_addresses, netlink.messages(data)))

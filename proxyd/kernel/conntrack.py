@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import errno
 import socket
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from itertools import islice
 from typing import NamedTuple
 
 from proxyd.desired.conflicts import FrontendKey
+from proxyd.desired.endpoints import Backend
 from proxyd.desired.flows import Live, is_stale
 from proxyd.kernel.addresses import every_address
 from proxyd.kernel.flows import FlowsError, Newer
@@ -72,6 +74,25 @@ class Conntrack:
         except OSError as error:
             hint = " (CAP_NET_ADMIN is needed)" if error.errno == errno.EPERM else ""
             raise FlowsError(f"{error.strerror or error}{hint}") from error
+
+    def answered_by(self, family: Family, frontend: FrontendKey) -> Counter[Backend]:
+        """How many tracked flows to a frontend (with an address) each endpoint answers. Raises ``FlowsError``.
+
+        A flow that is not translated is answered by the frontend's own address.
+        """
+        ends, wanted = _Ends(4 if family is Family.IPV4 else 16), _end(_AF[family], *frontend)
+        found: Counter[Backend] = Counter()
+        try:
+            with Netlink(NETFILTER) as asking:
+                for question in questions(family, (frontend,)):
+                    for message in asking.ask(_GET, _filtered(family, question), dump=True):
+                        with suppress(KeyError):
+                            destination, answers = ends.read(message)
+                            found[_backend(answers)] += destination == wanted
+        except OSError as error:
+            hint = " (CAP_NET_ADMIN is needed)" if error.errno == errno.EPERM else ""
+            raise FlowsError(f"{error.strerror or error}{hint}") from error
+        return +found
 
 
 def load_tracker() -> None:
@@ -244,6 +265,11 @@ def _read_end(message: bytes, span: tuple[int, int], addresses: tuple[int, int],
     ip, proto = _inside(message, parts[_IP]), _inside(message, parts[_PROTO])
     address = next((_value(message, ip[kind]) for kind in addresses if kind in ip), b"")
     return _value(message, proto[_NUMBER]) + address + _value(message, proto[port])
+
+
+def _backend(end: End) -> Backend:
+    af = socket.AF_INET if len(end) == 7 else socket.AF_INET6
+    return Backend(socket.inet_ntop(af, end[1:-2]), int.from_bytes(end[-2:], "big"))
 
 
 def _padded(attribute: bytes) -> bytes:

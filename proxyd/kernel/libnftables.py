@@ -75,6 +75,18 @@ class Library:
             self._nft.set_json_output(False)
         return listed
 
+    def element(self, family: str, table: str, container: str, key: str) -> str | None:
+        """What nft shows of a container with this element alone, None where it has none. Raises ``KernelRefusedError``."""
+        self._nft.set_terse_output(False)
+        try:
+            return self.run(f"get element {family} {table} {container} {{ {key} }}")
+        except KernelRefusedError as error:
+            if "No such file or directory" in str(error):
+                return None
+            raise
+        finally:
+            self._nft.set_terse_output(True)
+
     def _version(self) -> str:
         """The library's version; the binding tells it only in JSON output, and this listing needs no privilege to fail."""
         try:

@@ -94,10 +94,16 @@ class ManifestSource:
         self._thread = threading.Thread(target=self._run, name="manifests", daemon=True)
 
     def start(self) -> None:
-        """Reads all files into the store, marks it complete, and follows changes from a thread.
+        """Reads all files into the store (as ``read``), and follows changes from a thread. To be called once."""
+        if self.read():
+            log.info("manifests read", folder=str(self._folder), files=len(self._files), objects=len(self._claims))
+            self._thread.start()
 
-        Raises ManifestError where the folder is missing, is none, or may not be read. To be called once. Large files take
-        a while; where the process is to end meanwhile, nothing is marked complete.
+    def read(self) -> bool:
+        """Reads all files into the store and marks it complete.
+
+        Raises ManifestError where the folder is missing, is none, or may not be read. Large files take a while; where
+        the process is to end meanwhile, nothing is marked complete, and False is given.
         """
         try:
             found = self._scan()
@@ -107,12 +113,11 @@ class ManifestSource:
             for name in found:
                 self._read(name, found[name], settled=True)
         except _StoppedError:
-            return
+            return False
         for kind, intake in self._intakes.items():
             intake.replace([self._winner(claim) for claim in self._claims if claim[0] == kind])
         self._report()
-        log.info("manifests read", folder=str(self._folder), files=len(self._files), objects=len(self._claims))
-        self._thread.start()
+        return True
 
     def stop(self, timeout: float = 0.5) -> bool:
         """Ends the thread, waiting ``timeout`` seconds at most; tells whether it ended. The store stays as it is."""

@@ -142,6 +142,11 @@ class Store:
         with self.lock:
             return [ServiceKey(*key) for key in self.services.objects]
 
+    def all_services(self) -> tuple[Service, ...]:
+        """All Services, as they are right now."""
+        with self.lock:
+            return tuple(self.services.objects.values())
+
     def node_ports(self) -> dict[tuple[str, int], ServiceKey]:
         """Whose each node port is, by protocol and number; of two that claim one, either. Goes through all Services."""
         with self.lock:

@@ -8,9 +8,9 @@ from typing import Any
 
 import msgspec
 
-from proxyd.serve import health, readiness
+from proxyd.serve import explaining, health, readiness
 from proxyd.serve.collectors import WatchState
-from proxyd.serve.http import Request, Response, Routes
+from proxyd.serve.http import Handler, Request, Response, Routes
 from proxyd.serve.metrics import CONTENT_TYPE, Metrics
 from proxyd.serve.report import PATH, Report
 from proxyd.sync.status import Status
@@ -38,14 +38,14 @@ def metrics_routes(metrics: Metrics, mode: str, config: Mapping[str, Any]) -> Ro
     return {"/metrics": scrape, "/healthz": ok, "/proxyMode": proxy_mode, "/configz": configuration}
 
 
-def local_routes(build: Callable[[health.Moment], Report]) -> Routes:
+def local_routes(build: Callable[[health.Moment], Report], explain: Handler) -> Routes:
     """Routes of the local socket: what ``proxyd`` commands ask the running one."""
 
     def report(_request: Request) -> Response:
         body = msgspec.json.format(msgspec.json.encode(build(health.Moment.now())), indent=2)
         return Response(content_type="application/json", body=body + b"\n")
 
-    return {PATH: report}
+    return {PATH: report, explaining.PATH: explain}
 
 
 def health_routes(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import http.client
 import socket
 
-from proxyd.errors import CannotWorkHereError
+from proxyd.errors import CannotWorkHereError, UserError
 from proxyd.serve.report import SOCKET
 
 TIMEOUT = 10.0
@@ -25,7 +25,10 @@ class _LocalConnection(http.client.HTTPConnection):
 
 
 def ask(path: str) -> bytes:
-    """The body of the answer to a path. Raises ``NotRunningError`` where nobody answers as expected."""
+    """The body of the answer to a path.
+
+    Raises ``NotRunningError`` where nobody answers as expected, ``UserError`` where it is the question that is wrong.
+    """
     connection = _LocalConnection("localhost", timeout=TIMEOUT)
     try:
         connection.request("GET", path)
@@ -40,6 +43,10 @@ def ask(path: str) -> bytes:
         ) from error
     finally:
         connection.close()
+    if response.status == http.client.BAD_REQUEST:
+        raise UserError(body.decode())
+    if response.status == http.client.SERVICE_UNAVAILABLE:
+        raise NotRunningError(body.decode())
     if response.status != http.client.OK:
         raise NotRunningError(f"the proxyd of this network namespace answers {response.status} to {path}")
     return body

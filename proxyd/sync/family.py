@@ -260,10 +260,6 @@ class FamilySync:
             self._mending = None
 
     def _succeeded(self, result: PassResult) -> None:
-        if not self.reconciler.quarantined:
-            self._retry_quarantined_at = None
-        elif self._retry_quarantined_at is None:
-            self._retry_quarantined_at = time.monotonic() + self._sync_period
         if self._cleanup_owed_since is None and self.reconciler.cleanup_owed:
             self._cleanup_owed_since = time.monotonic()
         if self.reconciler.rewritten:
@@ -271,6 +267,10 @@ class FamilySync:
             self._take_drift()
         self._since, self.retry_at, self._delay = None, None, 0.0
         before, self.status = self.status, self._status(time.monotonic(), time.time(), result)
+        if not self.status.quarantined:
+            self._retry_quarantined_at = None
+        elif self._retry_quarantined_at is None:
+            self._retry_quarantined_at = time.monotonic() + self._sync_period
         if before.last_error or before.last_success is None or self.reconciler.refusals:
             log.info(
                 "rules written",
@@ -315,6 +315,7 @@ class FamilySync:
             health_checks=tally.health_checks,
             localhost_ports=tally.localhost_ports,
             settings=self.reconciler.settings,
+            quarantined=self.reconciler.quarantined,
         )
 
 

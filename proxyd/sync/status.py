@@ -9,7 +9,7 @@ import msgspec
 
 from proxyd.desired.forwarding import HealthCheck
 from proxyd.desired.localhost import LocalhostPort
-from proxyd.model import Cause, Family, Finding, Node, NodeSettings
+from proxyd.model import Cause, Family, Finding, Node, NodeSettings, ServiceKey
 
 # How foreign changes were undone.
 Repair = Literal["mended", "rewritten"]
@@ -48,9 +48,10 @@ class FamilyStatus(msgspec.Struct, frozen=True):
 
     ``last_success`` is None before the first complete write; ``owed_since`` is the time of the oldest change that is
     not in the kernel yet, None where nothing is owed. ``last_error`` is that of the last pass ("": it succeeded),
-    ``last_failure`` that of the last pass that failed. ``settings`` are those that the rules were made with, None
-    before there were any. ``localhost_ports`` is the same object for as long as none of them changes. What is counted of
-    Services is as of the last success (``OF_LAST_SUCCESS``); before the first one, of as much as was written.
+    ``last_failure`` that of the last pass that failed. ``quarantined`` are Services that the kernel refused. ``settings``
+    are those that the rules were made with, None before there were any. ``localhost_ports`` is the same object for as long
+    as none of them changes. What is counted of Services is as of the last success (``OF_LAST_SUCCESS``); before the first
+    one, of as much as was written.
     """
 
     family: Family
@@ -68,6 +69,7 @@ class FamilyStatus(msgspec.Struct, frozen=True):
     last_pass: PassResult | None = None
     last_failure: str = ""
     last_failure_time: float | None = None
+    quarantined: tuple[ServiceKey, ...] = ()
 
     @property
     def node_port_addresses(self) -> tuple[str, ...] | None:

@@ -9,7 +9,7 @@ import pytest
 
 from proxyd.desired.host import local_addresses
 from proxyd.kernel import addresses as addresses_module
-from proxyd.kernel.addresses import every_address
+from proxyd.kernel.addresses import every_address, own_addresses
 from proxyd.model import Family, HostState
 from tests.fakes.host import FakeHost
 from tests.kernel.hosts import RealHost
@@ -278,6 +278,21 @@ def test_the_better_of_two_default_routes_and_the_first_of_several_paths_decide(
     real.until("10.0.0.1", "10.0.1.1")
     host.ip("route delete default dev a metric 200", "route add default nexthop dev b nexthop dev b weight 2")
     real.until("10.0.1.1", "10.0.0.1")
+
+
+@pytest.mark.kernel
+def test_own_addresses_are_those_that_packets_are_taken_at() -> None:
+    host = _real()
+    host.add(host.A, "10.0.0.1", "2001:db8::1")
+    host.add(host.B, "10.0.1.1")
+    try:
+        own = {family: host._thread.submit(own_addresses, family).result() for family in (V4, V6)}
+        assert {"10.0.0.1", "10.0.1.1"} <= own[V4]
+        assert "2001:db8::1" in own[V6]
+        host.down(host.B)
+        assert "10.0.1.1" not in host._thread.submit(own_addresses, V4).result()
+    finally:
+        host.stop()
 
 
 @pytest.mark.kernel

@@ -174,6 +174,12 @@ metadata: {name: n2}
         assert source.stop()
         assert next(asked, None) is None
 
+    def test_once(self, folder: Folder) -> None:
+        folder.write("a.yaml", documents(service("a", "10.96.0.1")))
+        assert folder.source.read()
+        assert folder.store.complete
+        assert folder.ip("a") == "10.96.0.1"
+
     def test_stop_without_start(self, folder: Folder) -> None:
         assert folder.source.stop()
 

@@ -1,0 +1,151 @@
+"""``proxyd explain``: puts a question to the running proxyd, or answers it from a folder of manifests."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import msgspec
+from msgspec.structs import replace
+
+from proxyd import logs
+from proxyd.config import CommandLine, Config, ConfigError, load, read_arguments
+from proxyd.config.host_settings import localhost_settings
+from proxyd.desired.host import local_addresses
+from proxyd.desired.settings import node_settings
+from proxyd.errors import UserError
+from proxyd.explain.answer import DIFFERS, STATUS, Answer, Explanation
+from proxyd.explain.answering import NoAnswerError, Words, answer
+from proxyd.explain.text import answer_text
+from proxyd.explain.view import Index, View
+from proxyd.kernel import host
+from proxyd.kernel.addresses import KernelHost
+from proxyd.kernel.iptables import IptablesTools
+from proxyd.kernel.verifying import CannotVerifyError, IptReader, NftReader, Reader, verify
+from proxyd.kube.store import Store
+from proxyd.model import Family, HostState, Node
+from proxyd.modes import backend_choice
+from proxyd.serve.ask import ask
+from proxyd.serve.explaining import answer_json, path_of
+from proxyd.startup import policy_of
+
+OWN_FLAGS = {"--from": False, "--to": False, "--interface": False, "--output": False, "--verify": True}
+OWN_LETTERS = {"o": "--output"}
+HELP = """\
+proxyd explain: what becomes of a connection to a Service, and why.
+
+  proxyd explain --from IP --to IP:PORT/PROTOCOL   the first packet of this connection
+  proxyd explain NAMESPACE/NAME[:PORT]             everything about a Service; with --from, its packets too
+
+  --from IP                 who connects
+  --to IP:PORT/PROTOCOL     where to; tcp if no protocol is given; IPv6 as [fd00::1]:53/udp
+  --interface NAME          by which interface it comes in, where that tells pods of this node (detectLocalMode)
+  --verify                  compare the answer with the kernel's rules, and say whose the tracked connections are
+  -o, --output text|json    for people or for programs
+  --manifests DIR           answer from these files, and the flags of run beside it, instead of asking the running proxyd
+
+Exit status: 0 delivered, 1 refused, dropped or not served, 2 no question, 3 no Service names it, 4 nobody can answer,
+5 the kernel's rules are not what they should be.
+"""
+
+
+class Asked(NamedTuple):
+    """The command line: the question, how to answer it, and the flags of run (None: ask the running proxyd)."""
+
+    words: Words
+    output: str
+    line: CommandLine | None
+
+
+def explain(arguments: Sequence[str]) -> int:
+    """Answers a question; gives the exit status. Raises ``UserError``, ``CannotWorkHereError``."""
+    if {"-h", "--help"} & set(arguments):
+        sys.stdout.write(HELP)
+        return 0
+    asked = read_question(arguments)
+    if asked.line is None:
+        body = ask(path_of(asked.words))
+        told = msgspec.json.decode(body, type=Answer)
+    else:
+        config = load(asked.line)
+        logs.configure(config.logging_format, -1)
+        told = answer(_views(config), asked.words)
+    if asked.words.verify:
+        told = _verified(told)
+    sys.stdout.write(answer_json(told).decode() if asked.output == "json" else answer_text(told))
+    differs = told.packet is not None and told.packet.verified is not None and told.packet.verified.differences
+    return DIFFERS if differs else STATUS[told.verdict]
+
+
+def _verified(told: Answer) -> Answer:
+    """The answer with what the kernel says to it, in place of what it was compared with. Raises ``NoAnswerError``."""
+    packet = told.packet
+    if packet is None or packet.written is None:
+        raise NoAnswerError("the running proxyd is of another version, and does not say what to compare")
+    try:
+        found = verify(packet, packet.written, _reader(packet))
+    except CannotVerifyError as error:
+        raise NoAnswerError(str(error)) from error
+    return replace(told, packet=replace(packet, verified=found, written=None))
+
+
+def _reader(packet: Explanation) -> Reader:
+    if packet.mode != "iptables":
+        return NftReader(packet.family)
+    return IptReader(IptablesTools(packet.family, backend_choice(host.supported_families()).backend), packet.family)
+
+
+def read_question(arguments: Sequence[str]) -> Asked:
+    """Takes the arguments apart. Raises ``UserError``."""
+    rest = list(arguments)
+    name = rest.pop(0) if rest and not rest[0].startswith("-") else ""
+    given = read_arguments(rest, OWN_FLAGS, OWN_LETTERS)
+    own = {flag: given.text(flag) or "" for flag in OWN_FLAGS}
+    line = CommandLine({flag: texts for flag, texts in given.given.items() if flag not in OWN_FLAGS}, given.problems)
+    if line.problems:
+        raise ConfigError(tuple(map(str, line.problems)))
+    output = own["--output"] or "text"
+    if output not in ("text", "json"):
+        raise UserError(f"--output: must be text or json, got {output!r}")
+    if line.given and "--manifests" not in line.given:
+        raise UserError(
+            f"{next(iter(line.given))}: goes with --manifests only; the running proxyd has flags of its own"
+        )
+    words = Words(name, own["--from"], own["--to"], own["--interface"], "yes" if own["--verify"] == "true" else "")
+    words.check()
+    return Asked(words, output, line if line.given else None)
+
+
+def _views(config: Config) -> dict[Family, View]:
+    """What a proxyd with this configuration would have here."""
+    # Needs watchfiles, and the rest does not.
+    from proxyd.kube.manifests import ManifestSource  # noqa: PLC0415
+
+    policy, store = policy_of(config), Store()
+    ManifestSource(config.manifests or "", store, policy.node_name).read()
+    node, here = store.node(), KernelHost().read()
+    services, found = Index(store.all_services()), {}
+    for family in host.supported_families():
+        settings = node_settings(family, policy, node, local_addresses(here))
+        addresses, notes = _addresses(family, node, here)
+        found[family] = View(
+            config.mode,
+            settings,
+            services,
+            store.service,
+            addresses,
+            tuple(store.unreadable.values()),
+            localhost=bool(localhost_settings(config, config.localhost_node_ports)),
+            notes=notes,
+        )
+    return found
+
+
+def _addresses(family: Family, node: Node | None, here: HostState) -> tuple[frozenset[str], tuple[str, ...]]:
+    """The addresses of the node: this host's, unless the manifests are those of another one."""
+    own = frozenset(each.address for each in here.addresses if each.family is family and each.usable)
+    listed = frozenset(each for each in (node.addresses if node else ()) if (":" in each) == (family is Family.IPV6))
+    if node is None or not listed or listed & own:
+        return own, ()
+    return listed, (f"this host is not node {node.name}: only the addresses in its Node object are taken for its own",)
