@@ -128,11 +128,12 @@ def concerned(
 ) -> Concerned:
     """Works out the Services that name one of these addresses, or one of these node ports (protocol and number).
 
-    Looks at all Services once, and works out only those (and ``also`` these). So every conflict about such a place is seen.
+    Looks at all Services once, and works out only those (and ``also`` these). Every conflict of theirs is seen, about other
+    places too: what they lose elsewhere has no rules.
     """
     keys = dict.fromkeys((*also, *view.services.naming(addresses, ports)))
     desired = Desired(view.settings.family, view.lookup)
-    desired.concerned(keys)
+    desired.concerned({**keys, **dict.fromkeys(_rivals(view, keys))})
     unwritten = _unwritten(view)
     services = {key: made for key in keys if (made := _worked(view, desired, key, unwritten.get(key, ""))) is not None}
     written = [each for each in services.values() if each.forwarding is not None and not each.unwritten]
@@ -140,6 +141,15 @@ def concerned(
         services,
         {entry.frontend.key: entry for each in written for entry in _entries(each)},
         {each.forwarding.cluster_ip: each.service.key for each in written if each.forwarding and each.forwarding.ports},
+    )
+
+
+def _rivals(view: View, keys: Iterable[ServiceKey]) -> list[ServiceKey]:
+    """The Services that name an address or node port of one of these."""
+    services = [service for service in (view.lookup(key)[0] for key in keys) if service is not None]
+    return view.services.naming(
+        {address_of(text) for each in services for text in (*each.cluster_ips, *each.external_ips, *each.ingress_ips)},
+        {(port.protocol, port.node_port) for each in services for port in each.ports if port.node_port},
     )
 
 

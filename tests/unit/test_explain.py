@@ -15,7 +15,7 @@ from proxyd.explain.rules import NeedsInterfaceError
 from proxyd.model import Endpoint, EndpointSlice, Family, LocalDetector, Reason, SlicePort
 from tests import build
 from tests.build import endpoint, endpoint_slice, port
-from tests.explain_world import met, packet, told, view_of
+from tests.explain_world import is_written, met, packet, told, view_of
 from tests.fakes.packets import Packet
 from tests.ipt_world import IptWorld
 from tests.world import World
@@ -212,3 +212,13 @@ def test_by_interface_it_has_to_be_said_which(mode: type[World] | type[IptWorld]
     # Where it does not matter nobody has to say it.
     assert explain_packet(view, packet(POD[0], EXTERNAL)).verdict is Verdict.DELIVERED
     assert explain_packet(view, packet(NODE_IP, "10.96.0.1")).endpoints[0].source_why is Source.NOT_A_LOCAL_POD
+
+
+@pytest.mark.parametrize("mode", BOTH)
+def test_rules_of_a_frontend_that_was_lost_elsewhere_are_not_asked_for(mode: type[World] | type[IptWorld]) -> None:
+    late = build.service("late", ip="10.96.0.2", external_ips=("10.96.0.1",))
+    world = mode(build.service("first", ip="10.96.0.1"), late, endpoint_slice("late", HERE))
+    world.settle()
+    answer = explain_packet(view_of(world), packet(POD[0], "10.96.0.2", interface=POD[1]), verifiable=True)
+    assert answer.written is not None
+    assert is_written(world, answer.written)
