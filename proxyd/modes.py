@@ -39,7 +39,7 @@ from proxyd.sync.reconcile import Reconciler
 # Overrules the choice of a backend: nft or legacy.
 BACKEND_VARIABLE = "PROXYD_IPTABLES_BACKEND"
 # A pass takes long whatever it writes (the kernel looks at all rules), so that more rest would be felt.
-_SHARE = 0.6
+_SHARE = 0.7
 # From this version of iptables on, masquerading can choose ports at random.
 _RANDOM_FULLY = (1, 6, 2)
 
