@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster.conftest import inside
+from tests.cluster.namespaces import inside
 from tests.controlplane import objects
 from tests.controlplane.kube_proxy import MODES, KubeProxy, program, way_to
 from tests.controlplane.plane import Plane
