@@ -15,7 +15,7 @@ proxyd: a node proxy for Kubernetes, with kube-proxy's flags and configuration.
 
   proxyd [run] [flags]   serves until it is told to end
   proxyd status          tells how the proxyd in this network namespace stands
-  proxyd explain         tells what becomes of a connection to a Service, and why (see proxyd explain --help)
+  proxyd explain         tells what becomes of a connection to a Service, and why
   proxyd cleanup         deletes all rules of proxyd in this network namespace
 """
 
