@@ -62,7 +62,7 @@ class Sizes:
 
 
 class _Place:
-    """One family. ``known`` are the sizes that our last call left, None before the first; ``changed``: not any more."""
+    """One family. ``known`` are the sizes that our last call or look left, None before; ``changed``: not any more."""
 
     def __init__(self, tools: Iptables, expected: Expected) -> None:
         self.tools = tools
@@ -162,7 +162,11 @@ class LegacyWatch:
         finally:
             self._locks[family].release()
         expected, calls = place.expected(), place.calls
-        if not place.changed or not expected:
+        if not expected:
+            return
+        if place.known is None:
+            place.changed = True  # as after a start that had nothing to write: what there is has to be looked at once
+        if not place.changed:
             return
         wrong = audit({table: place.tools.save(table) for table in Table}, expected)
         with self._locks[family]:

@@ -100,6 +100,10 @@ class Node:
             places = {self.family: (self.tools, lambda: self.reconciler.expected)}
             self.watch = legacy.watch(places, self.drifts.put)
 
+    def start_anew(self) -> None:
+        """As another process does: nothing is known, and nothing watched yet."""
+        self.call(self._build)
+
     def restart(self) -> None:
         store = self.world.store
         self.reconciler = IptReconciler(self.family, self.rules, store.service, self.world.style)
@@ -211,6 +215,19 @@ def test_what_others_do_is_noticed_and_undone(node: Node, edit: tuple[str, ...])
     node.sync()
     node.foreign(*edit)
     assert not node.is_as_in_memory()
+    node.reconciler.mend(node.drift())
+    node.sync()
+    assert node.is_as_in_memory()
+    node.watch.stop()
+
+
+def test_after_a_start_that_had_nothing_to_write_what_others_do_is_noticed_too(node: Node) -> None:
+    node.sync()
+    node.start_anew()
+    node.call(node.watch.start)
+    node.sync()
+    assert node.reconciler.operations == 0
+    node.foreign("-t", "nat", "-F", names.SERVICES)
     node.reconciler.mend(node.drift())
     node.sync()
     assert node.is_as_in_memory()
