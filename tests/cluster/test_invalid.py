@@ -130,10 +130,10 @@ def _with_checksum(segment: bytes, source: str, destination: str) -> bytes:
     return segment[:16] + struct.pack("!H", ~total & 0xFFFF) + segment[18:]
 
 
-@pytest.fixture
-def rules(rules: Rules) -> Iterator[Rules]:
-    yield rules
-    _set_liberal(rules.node, "0")
+@pytest.fixture(autouse=True)
+def strict(world: Topology) -> Iterator[None]:
+    yield
+    _set_liberal(world.node, "0")
 
 
 def _set_liberal(node: Host, value: str) -> None:
