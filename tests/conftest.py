@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import os
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
+
+import pytest
+import structlog
+from structlog.testing import LogCapture
 
 from proxyd.kernel.xtables_lock import VARIABLE
 
@@ -20,3 +25,13 @@ def pytest_unconfigure() -> None:
     lock = Path(os.environ.get(VARIABLE, ""))
     if lock.name == f"proxyd-tests-{os.getpid()}.lock":
         lock.unlink(missing_ok=True)
+
+
+@pytest.fixture
+def log() -> Iterator[LogCapture]:
+    """What is logged in this process meanwhile, event by event."""
+    captured = LogCapture()
+    before = structlog.get_config()["processors"]
+    structlog.configure(processors=[captured])
+    yield captured
+    structlog.configure(processors=before)

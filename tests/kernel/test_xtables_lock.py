@@ -10,7 +10,6 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-import structlog
 from structlog.testing import LogCapture
 
 from proxyd.kernel.iptables import Backend, IptablesLockedError, IptablesTools
@@ -55,15 +54,6 @@ def held(file: Path) -> Iterator[Holder]:
     made = Holder(file)
     yield made
     made.let_go()
-
-
-@pytest.fixture
-def log() -> Iterator[LogCapture]:
-    captured = LogCapture()
-    before = structlog.get_config()["processors"]
-    structlog.configure(processors=[captured])
-    yield captured
-    structlog.configure(processors=before)
 
 
 def said(log: LogCapture) -> list[str]:

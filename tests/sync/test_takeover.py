@@ -6,7 +6,6 @@ import threading
 from collections.abc import Callable, Iterator
 
 import pytest
-import structlog
 from structlog.testing import LogCapture
 
 from proxyd.ipt.removal import Chain, Found, Jump
@@ -75,15 +74,6 @@ def start() -> Iterator[Start]:
     yield begin
     for each in started:
         each.stop()
-
-
-@pytest.fixture
-def log() -> Iterator[LogCapture]:
-    captured = LogCapture()
-    before = structlog.get_config()["processors"]
-    structlog.configure(processors=[captured])
-    yield captured
-    structlog.configure(processors=before)
 
 
 def events(log: LogCapture, name: str) -> list[dict[str, object]]:
