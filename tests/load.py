@@ -61,7 +61,7 @@ class Load:
     def __init__(self, targets: list[tuple[str, str, int]]) -> None:
         self._targets = targets
         self._enough = threading.Event()
-        self._counts: dict[str, Counter[str]] = {}
+        self._counts: dict[str, Counter[str]] = {" ".join(map(str, target)): Counter() for target in targets}
 
     def run(self) -> dict[str, dict[str, int]]:
         threads = [threading.Thread(target=self._repeat, args=target) for target in self._targets]
@@ -78,7 +78,7 @@ class Load:
 
     def _wait_more(self) -> None:
         """Waits until each target has been tried some more."""
-        wanted = {target: counts.total() + MORE for target, counts in list(self._counts.items())}
+        wanted = {target: counts.total() + MORE for target, counts in self._counts.items()}
         while any(self._counts[target].total() < count for target, count in wanted.items() if self._goes_on(target)):
             time.sleep(PAUSE)
 
@@ -87,7 +87,7 @@ class Load:
 
     def _repeat(self, kind: str, ip: str, port: int) -> None:
         one = {"tcp": new_connection, "udp": datagram, "held": Held().echo}[kind]
-        counts = self._counts.setdefault(f"{kind} {ip} {port}", Counter())
+        counts = self._counts[f"{kind} {ip} {port}"]
         while not self._enough.wait(PAUSE):
             try:
                 counts[one(ip, port)] += 1

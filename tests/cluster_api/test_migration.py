@@ -15,6 +15,7 @@ from tests.cluster.namespaces import inside
 from tests.controlplane import objects
 from tests.controlplane.kube_proxy import MODES, KubeProxy, program, way_to
 from tests.controlplane.plane import Plane
+from tests.load import MORE
 from tests.netns import forget_flows
 from tests.program import PROXYD, Proxyd, until
 from tests.topology import ADDRESSES, NODE, V4, V6, Topology
@@ -138,7 +139,7 @@ class Load:
             assert len(counts) == len(targets(place))
             for target, outcomes in counts.items():
                 assert set(outcomes) <= {"pod1", "pod3", "echoed"}, f"{place} to {target}: {outcomes}"
-                assert sum(outcomes.values()) > 20, f"{place} to {target}: {outcomes}"
+                assert sum(outcomes.values()) >= MORE, f"{place} to {target}: {outcomes}"
 
 
 @pytest.fixture(scope="module")
