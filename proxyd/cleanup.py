@@ -6,10 +6,10 @@ import sys
 from collections.abc import Callable, Sequence
 
 from proxyd.kernel.host import supported_families
-from proxyd.kernel.libnftables import LibNftables, NftablesUnavailableError
 from proxyd.kernel.lock import AlreadyRunningError, lock_namespace
+from proxyd.kernel.nft.libnftables import LibNftables, NftablesUnavailableError
 from proxyd.kernel.predecessor import Predecessor, PredecessorError, predecessors
-from proxyd.kernel.ruleset import KernelRefusedError
+from proxyd.kernel.refused import KernelRefusedError
 from proxyd.model import Family
 from proxyd.nft.layout import TABLE, TABLE_COMMENT
 from proxyd.nft.objects import Transaction

@@ -21,9 +21,9 @@ from proxyd.ending import Ending
 from proxyd.kernel import host
 from proxyd.kernel.addresses import KernelHost, own_addresses
 from proxyd.kernel.conntrack import Conntrack
-from proxyd.kernel.counters import NetlinkCounters
 from proxyd.kernel.host_settings import apply_settings
 from proxyd.kernel.lock import lock_namespace
+from proxyd.kernel.nft.counters import NetlinkCounters
 from proxyd.kernel.surroundings import Surroundings, read_surroundings, read_tracking
 from proxyd.kube import events
 from proxyd.kube.store import Store

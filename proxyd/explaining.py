@@ -21,7 +21,7 @@ from proxyd.explain.text import answer_text
 from proxyd.explain.view import Index, View
 from proxyd.kernel import host
 from proxyd.kernel.addresses import KernelHost
-from proxyd.kernel.iptables import IptablesTools
+from proxyd.kernel.ipt.iptables import IptablesTools
 from proxyd.kernel.verifying import CannotVerifyError, IptReader, NftReader, Reader, verify
 from proxyd.kube.store import Store
 from proxyd.model import Family, HostState, Node

@@ -17,24 +17,24 @@ from proxyd.desired.services import Lookup
 from proxyd.desired.settings import NodePolicy
 from proxyd.errors import UserError
 from proxyd.ipt.style import INVALID_DROPPED, LOCALHOST_ACCEPTED, Style
-from proxyd.kernel.accounting import NetlinkAccounting, usable
-from proxyd.kernel.ipt_backend import Choice, choose_backend
-from proxyd.kernel.ipt_notices import OwnAuthor
-from proxyd.kernel.ipt_rules import ToolRules
-from proxyd.kernel.ipt_watch import Expected, LegacyWatch
-from proxyd.kernel.iptables import Backend, IptablesTools, plain_backend
-from proxyd.kernel.libnftables import LibNftables
-from proxyd.kernel.notifications import Notifications
+from proxyd.kernel.ipt.accounting import NetlinkAccounting, usable
+from proxyd.kernel.ipt.backend import Choice, choose_backend
+from proxyd.kernel.ipt.iptables import Backend, IptablesTools, plain_backend
+from proxyd.kernel.ipt.lock import XtablesLock
+from proxyd.kernel.ipt.notices import OwnAuthor
+from proxyd.kernel.ipt.rules import ToolRules
+from proxyd.kernel.ipt.watch import Expected, LegacyWatch
+from proxyd.kernel.nft.libnftables import LibNftables
+from proxyd.kernel.nft.notifications import Notifications
 from proxyd.kernel.predecessor import Predecessor, predecessors
-from proxyd.kernel.xtables_lock import XtablesLock
 from proxyd.model import Family
 from proxyd.nft.drift import Drift
 from proxyd.serve.iptables_metrics import AccountedPackets
 from proxyd.serve.report import Detected
 from proxyd.sync.family import FamilyRules
-from proxyd.sync.ipt_reconcile import IptReconciler
+from proxyd.sync.ipt.reconcile import IptReconciler
 from proxyd.sync.loop import SHARE
-from proxyd.sync.reconcile import Reconciler
+from proxyd.sync.nft.reconcile import NftReconciler
 
 # Overrules the choice of a backend: nft or legacy.
 BACKEND_VARIABLE = "PROXYD_IPTABLES_BACKEND"
@@ -89,7 +89,7 @@ def _nftables(families: Sequence[Family], parts: Parts) -> Mode:
     nft = LibNftables()
     lookup, stopping, progress, clean_flows, _ = parts
     return Mode(
-        rules=[Reconciler(family, nft, lookup, stopping, progress, clean_flows) for family in families],
+        rules=[NftReconciler(family, nft, lookup, stopping, progress, clean_flows) for family in families],
         predecessors=predecessors(families),
         watch=lambda drifted: Notifications(lambda: nft.port, drifted),
         nftables=nft.version,

@@ -11,7 +11,7 @@ import pytest
 import structlog
 from structlog.testing import LogCapture
 
-from proxyd.kernel.xtables_lock import VARIABLE
+from proxyd.kernel.ipt.lock import VARIABLE
 
 
 def pytest_configure() -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 from proxyd.ipt.style import Style
 from proxyd.model import Family
-from proxyd.sync.ipt_reconcile import IptReconciler
+from proxyd.sync.ipt.reconcile import IptReconciler
 from tests.fakes.ipt_kernel import FakeKernel
 from tests.fakes.ipt_packets import distribution
 from tests.fakes.packets import Host, Packet

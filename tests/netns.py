@@ -23,8 +23,9 @@ from pyroute2.netlink.nfnetlink.nfctsocket import IPS_CONFIRMED, NFCTAttrTuple
 from proxyd.desired.endpoints import Backend
 from proxyd.kernel.conntrack import Conntrack
 from proxyd.kernel.flows import Newer
-from proxyd.kernel.libnftables import LibNftables
-from proxyd.kernel.ruleset import Contents, KernelRefusedError
+from proxyd.kernel.nft.libnftables import LibNftables
+from proxyd.kernel.nft.ruleset import Contents
+from proxyd.kernel.refused import KernelRefusedError
 from proxyd.model import Family
 from proxyd.nft.layout import TABLE
 from proxyd.nft.objects import Element, Transaction

@@ -12,12 +12,12 @@ from typing import Any
 
 from proxyd.desired.conflicts import FrontendKey
 from proxyd.desired.flows import Live
-from proxyd.kernel.ruleset import KernelRefusedError
+from proxyd.kernel.refused import KernelRefusedError
 from proxyd.kube.store import Store
 from proxyd.model import EndpointSlice, Family, Node, Reason, Service, ServiceKey
 from proxyd.nft.objects import Chain
 from proxyd.sync.family import FamilyRules
-from proxyd.sync.reconcile import Reconciler
+from proxyd.sync.nft.reconcile import NftReconciler
 from tests import build
 from tests.fakes.packets import Host, Outcome, Packet, distribution
 from tests.fakes.ruleset import FakeRuleset
@@ -125,7 +125,7 @@ class AnyWorld(ABC):
 class World(AnyWorld):
     """nftables mode."""
 
-    reconciler: Reconciler
+    reconciler: NftReconciler
 
     def __init__(
         self,
@@ -141,7 +141,7 @@ class World(AnyWorld):
         self.restart()
 
     def restart(self) -> None:
-        self.reconciler = Reconciler(
+        self.reconciler = NftReconciler(
             self.family,
             self.ruleset,
             self.store.service,

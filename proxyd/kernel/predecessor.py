@@ -16,10 +16,11 @@ from typing import NamedTuple, Protocol
 from proxyd.ipt import removal
 from proxyd.ipt.ownership import NFT_TABLE, NFT_TRANSLATING, TABLES, is_own_chain, is_own_jump
 from proxyd.ipt.removal import Chain, Found, Jump
-from proxyd.kernel import netlink, nfnetlink
-from proxyd.kernel.iptables import Backend, Iptables, IptablesRefusedError, IptablesTools, IptablesUnavailableError
-from proxyd.kernel.libnftables import Library, NftablesUnavailableError
-from proxyd.kernel.ruleset import KernelRefusedError
+from proxyd.kernel import netlink
+from proxyd.kernel.ipt.iptables import Backend, Iptables, IptablesRefusedError, IptablesTools, IptablesUnavailableError
+from proxyd.kernel.nft import nfnetlink
+from proxyd.kernel.nft.libnftables import Library, NftablesUnavailableError
+from proxyd.kernel.refused import KernelRefusedError
 from proxyd.model import Family
 from proxyd.nft.layout import TABLE
 from proxyd.nft.script import FAMILY_WORD

@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 import msgspec
 
-from proxyd.kernel import nfnetlink
 from proxyd.kernel.netlink import Attributes, attributes, text
+from proxyd.kernel.nft import nfnetlink
 from proxyd.model import ServiceKey
 from proxyd.nft.layout import TABLE
 

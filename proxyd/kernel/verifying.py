@@ -14,11 +14,11 @@ from proxyd.explain.answer import Connections, Element, EndpointSet, Explanation
 from proxyd.ipt.objects import ChainName, Table
 from proxyd.ipt.saved import read, unordered
 from proxyd.kernel.conntrack import Conntrack
-from proxyd.kernel.counters import CountersError, NetlinkCounters
 from proxyd.kernel.flows import FlowsError
-from proxyd.kernel.iptables import Iptables, IptablesRefusedError, IptablesUnavailableError
-from proxyd.kernel.libnftables import Library
-from proxyd.kernel.ruleset import KernelRefusedError
+from proxyd.kernel.ipt.iptables import Iptables, IptablesRefusedError, IptablesUnavailableError
+from proxyd.kernel.nft.counters import CountersError, NetlinkCounters
+from proxyd.kernel.nft.libnftables import Library
+from proxyd.kernel.refused import KernelRefusedError
 from proxyd.model import Family
 from proxyd.nft.layout import LOCAL_BASE, TABLE, generation_of
 

@@ -9,11 +9,11 @@ from typing import Protocol
 import msgspec
 import structlog
 
-from proxyd.kernel.ruleset import KernelRefusedError
+from proxyd.kernel.refused import KernelRefusedError
 from proxyd.kube.store import TIMES_KEPT, Received
 from proxyd.model import Cause, Family, Finding, Node, NodeSettings, ServiceKey
 from proxyd.nft.drift import Drift
-from proxyd.sync.full import StoppedError
+from proxyd.sync.order import StoppedError
 from proxyd.sync.status import OF_LAST_SUCCESS, Counts, FamilyStatus, Observer, PassResult, Repair
 from proxyd.sync.tally import Tally
 

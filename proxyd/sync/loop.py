@@ -9,12 +9,12 @@ from typing import NamedTuple
 
 import structlog
 
-from proxyd.kernel.ruleset import KernelRefusedError
+from proxyd.kernel.refused import KernelRefusedError
 from proxyd.kube.store import Changes, Store
 from proxyd.model import Family, Finding, Node, Reason
 from proxyd.nft.drift import Drift
 from proxyd.sync.family import FamilyRules, FamilySync, SettingsOf
-from proxyd.sync.full import StoppedError
+from proxyd.sync.order import StoppedError
 from proxyd.sync.status import Observer, Status
 
 log = structlog.get_logger("proxyd.sync")

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 
 import structlog
 
-from proxyd.kernel.counters import Counters, CountersError
+from proxyd.kernel.nft.counters import Counters, CountersError
 from proxyd.model import Family
 from proxyd.nft.layout import INVALID_DROPPED, LOCALHOST_REJECTED
 from proxyd.sync.traffic import Limits, Totals, Traffic

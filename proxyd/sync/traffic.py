@@ -15,7 +15,7 @@ import msgspec
 
 from proxyd.desired.conflicts import FrontendKey
 from proxyd.desired.endpoints import Backend
-from proxyd.kernel.counters import Counters, CountersError, EndpointCount, FrontendCount
+from proxyd.kernel.nft.counters import Counters, CountersError, EndpointCount, FrontendCount
 from proxyd.model import Family
 from proxyd.nft.layout import LOCAL_BASE
 

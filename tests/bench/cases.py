@@ -10,13 +10,13 @@ from itertools import count, islice
 from typing import NamedTuple
 
 from proxyd.ipt.style import Style
-from proxyd.kernel.ipt_rules import ToolRules
-from proxyd.kernel.iptables import Backend, IptablesTools
-from proxyd.kernel.libnftables import LibNftables
+from proxyd.kernel.ipt.iptables import Backend, IptablesTools
+from proxyd.kernel.ipt.rules import ToolRules
+from proxyd.kernel.nft.libnftables import LibNftables
 from proxyd.kube.store import Store
 from proxyd.model import EndpointSlice, Family, Service
-from proxyd.sync.ipt_reconcile import IptReconciler
-from proxyd.sync.reconcile import Reconciler
+from proxyd.sync.ipt.reconcile import IptReconciler
+from proxyd.sync.nft.reconcile import NftReconciler
 from tests.build import decoded, endpoint, endpoint_slice, port, service, settings, store
 
 ENDPOINTS = 10
@@ -60,8 +60,8 @@ def affinity(index: int) -> Service:
     return service(f"s{index}", ip=_vip(index), affinity_seconds=10800)
 
 
-def nftables(held: Store) -> Reconciler:
-    return Reconciler(Family.IPV4, LibNftables(), held.service)
+def nftables(held: Store) -> NftReconciler:
+    return NftReconciler(Family.IPV4, LibNftables(), held.service)
 
 
 def iptables_nft(held: Store) -> IptReconciler:
@@ -82,7 +82,7 @@ class Case(NamedTuple):
     name: str
     services: int
     make: Callable[[int], Service]
-    rules: Callable[[Store], Reconciler | IptReconciler] = nftables
+    rules: Callable[[Store], NftReconciler | IptReconciler] = nftables
     changes: int = CHANGES
 
 
@@ -135,14 +135,14 @@ def measure(case: Case) -> Measured:
     return Measured(case.services, full, again, change, churn, memory)
 
 
-def _changed(rules: Reconciler | IptReconciler, held: Store, case: Case, numbers: Iterator[int], many: int) -> float:
+def _changed(rules: NftReconciler | IptReconciler, held: Store, case: Case, numbers: Iterator[int], many: int) -> float:
     """Replaces one endpoint of each of so many Services, in one pass."""
     for number in islice(numbers, many):
         held.slices.put(decoded(_endpoints(number % case.services, shift=1 + number // case.services)))
     return _pass(rules, held)
 
 
-def _pass(rules: Reconciler | IptReconciler, held: Store) -> float:
+def _pass(rules: NftReconciler | IptReconciler, held: Store) -> float:
     started = time.perf_counter()
     rules.sync(held.take().services, held.keys, settings())
     return time.perf_counter() - started

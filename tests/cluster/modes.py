@@ -11,7 +11,7 @@ from enum import StrEnum
 
 import pytest
 
-from proxyd.kernel.iptables import Backend
+from proxyd.kernel.ipt.iptables import Backend
 from tests.cluster.namespaces import inside
 from tests.netns import forget_flows
 from tests.program import FLAGS

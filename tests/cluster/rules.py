@@ -6,14 +6,14 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from proxyd.ipt.style import Style
-from proxyd.kernel.ipt_rules import ToolRules
-from proxyd.kernel.iptables import IptablesTools
-from proxyd.kernel.libnftables import LibNftables
+from proxyd.kernel.ipt.iptables import IptablesTools
+from proxyd.kernel.ipt.rules import ToolRules
+from proxyd.kernel.nft.libnftables import LibNftables
 from proxyd.kube.store import Store
 from proxyd.model import EndpointSlice, Family, NodeSettings, Service, ServiceKey
 from proxyd.sync.family import FamilyRules
-from proxyd.sync.ipt_reconcile import IptReconciler
-from proxyd.sync.reconcile import Reconciler
+from proxyd.sync.ipt.reconcile import IptReconciler
+from proxyd.sync.nft.reconcile import NftReconciler
 from tests import build
 from tests.cluster.modes import Mode, flush
 from tests.cluster.namespaces import inside
@@ -32,7 +32,7 @@ class Rules:
         self._make: Callable[[Family, Store], FamilyRules] = self._iptables
         if mode is Mode.NFTABLES:
             nft = inside(self.node, LibNftables)
-            self._make = lambda family, store: Reconciler(family, nft, store.service)
+            self._make = lambda family, store: NftReconciler(family, nft, store.service)
 
     def _iptables(self, family: Family, store: Store) -> FamilyRules:
         return IptReconciler(family, ToolRules(IptablesTools(family, self.mode.backend)), store.service, Style())

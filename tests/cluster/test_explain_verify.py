@@ -10,7 +10,7 @@ import pytest
 
 from proxyd.explain.packet import explain_packet
 from proxyd.explain.view import Index, Packet, View
-from proxyd.kernel.iptables import IptablesTools
+from proxyd.kernel.ipt.iptables import IptablesTools
 from proxyd.kernel.verifying import IptReader, NftReader, Reader, verify
 from proxyd.model import EndpointSlice, Service
 from tests import build

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from proxyd.ipt.style import Style
-from proxyd.kernel.ipt_rules import ToolRules
-from proxyd.kernel.iptables import Backend, IptablesTools
-from proxyd.kernel.xtables_lock import VARIABLE
+from proxyd.kernel.ipt.iptables import Backend, IptablesTools
+from proxyd.kernel.ipt.lock import VARIABLE
+from proxyd.kernel.ipt.rules import ToolRules
 from proxyd.model import Family
-from proxyd.sync.ipt_reconcile import IptReconciler
+from proxyd.sync.ipt.reconcile import IptReconciler
 from tests.cluster.manifests import METRICS_PORT, Connecting, answers, manifest, metric
 from tests.cluster.modes import IPTABLES, Mode, flush
 from tests.cluster.namespaces import inside

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from proxyd.kernel.xtables_lock import VARIABLE
+from proxyd.kernel.ipt.lock import VARIABLE
 from tests.cluster_api.steps import Offers
 from tests.controlplane import objects
 from tests.controlplane.api import Api

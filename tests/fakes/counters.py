@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 
 from proxyd.desired.conflicts import FrontendKey
 from proxyd.desired.endpoints import Backend
-from proxyd.kernel.counters import CountersError, EndpointCount, FrontendCount
+from proxyd.kernel.nft.counters import CountersError, EndpointCount, FrontendCount
 from proxyd.model import Family
 from proxyd.nft.layout import LOCAL_BASE, Layout, generation_of
 from tests.fakes.ruleset import FakeContainer, FakeRuleset

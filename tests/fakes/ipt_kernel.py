@@ -10,8 +10,8 @@ from proxyd.ipt.jumps import find_jump
 from proxyd.ipt.objects import Placed, Rule, Table, Transaction
 from proxyd.ipt.restore import rule_text
 from proxyd.ipt.saved import Contents, printed, read
-from proxyd.kernel.ipt_rules import RulesLockedError
-from proxyd.kernel.ruleset import KernelRefusedError
+from proxyd.kernel.ipt.rules import RulesLockedError
+from proxyd.kernel.refused import KernelRefusedError
 from proxyd.model import Family
 from tests.fakes.ipt_rules import FakeRules
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 
 from proxyd.ipt import objects as o
 from proxyd.ipt.objects import Chain, Placed, Rule, Table, Transaction
-from proxyd.kernel.ruleset import KernelRefusedError
+from proxyd.kernel.refused import KernelRefusedError
 
 BUILT_IN: Mapping[Table, tuple[str, ...]] = {
     Table.NAT: ("PREROUTING", "INPUT", "OUTPUT", "POSTROUTING"),

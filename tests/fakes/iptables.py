@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Container, Iterator
 
-from proxyd.kernel.iptables import IptablesRefusedError
+from proxyd.kernel.ipt.iptables import IptablesRefusedError
 
 BUILT_IN = {
     "nat": ("PREROUTING", "INPUT", "OUTPUT", "POSTROUTING"),

@@ -6,8 +6,8 @@ import json
 import queue
 from typing import Protocol
 
-from proxyd.kernel.notifications import Notifications
-from proxyd.kernel.ruleset import Ruleset
+from proxyd.kernel.nft.notifications import Notifications
+from proxyd.kernel.nft.ruleset import Ruleset
 from proxyd.model import Family
 from proxyd.nft.drift import Drift, Edits
 from proxyd.nft.layout import LASTING, TABLE, declared

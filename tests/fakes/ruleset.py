@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 
-from proxyd.kernel.ruleset import Contents, KernelRefusedError
+from proxyd.kernel.nft.ruleset import Contents
+from proxyd.kernel.refused import KernelRefusedError
 from proxyd.model import Family
 from proxyd.nft import objects as o
 from tests.fakes.rules import chains_of, check_hook, check_reachable, check_rule, containers_of

@@ -6,7 +6,7 @@ import ipaddress
 import re
 from typing import Any, NamedTuple
 
-from proxyd.kernel.ruleset import KernelRefusedError
+from proxyd.kernel.refused import KernelRefusedError
 from proxyd.model import Family
 from proxyd.nft.objects import Container, Element, KeyType
 

@@ -10,8 +10,8 @@ from typing import Any, TypeVar
 
 import pytest
 
-from proxyd.kernel.accounting import TRIAL, Accounting, NetlinkAccounting, usable
-from proxyd.kernel.iptables import Backend, IptablesTools
+from proxyd.kernel.ipt.accounting import TRIAL, Accounting, NetlinkAccounting, usable
+from proxyd.kernel.ipt.iptables import Backend, IptablesTools
 from proxyd.model import Family
 from tests.fakes.accounting import NAME_LENGTH, FakeAccounting
 from tests.fakes.iptables import FakeIptables

@@ -8,11 +8,11 @@ import pytest
 
 from proxyd.desired.conflicts import FrontendKey
 from proxyd.desired.endpoints import Backend
-from proxyd.kernel.counters import Counters, EndpointCount, FrontendCount, NetlinkCounters
+from proxyd.kernel.nft.counters import Counters, EndpointCount, FrontendCount, NetlinkCounters
 from proxyd.model import FAMILIES, Family, ServicePort, SlicePort
 from proxyd.nft.layout import INVALID_DROPPED, LOCAL_BASE, TABLE_COMMENT
 from proxyd.nft.objects import Element, Transaction
-from proxyd.sync.reconcile import Reconciler
+from proxyd.sync.nft.reconcile import NftReconciler
 from tests import build
 from tests.fakes.counters import FakeCounters
 from tests.fakes.ruleset import FakeRuleset
@@ -34,7 +34,7 @@ class Kernel:
     def __init__(self, ruleset: EitherRuleset, counters: Counters) -> None:
         self.ruleset, self.counters = ruleset, counters
 
-    def serve(self, family: Family, pods: int = 2, generation: int = 1, **service: Any) -> Reconciler:
+    def serve(self, family: Family, pods: int = 2, generation: int = 1, **service: Any) -> NftReconciler:
         fields = {"cluster_ips": (CLUSTER_IP[family],), "ports": (build.port(),), **service}
         slice_ = build.endpoint_slice(
             "web",
@@ -44,7 +44,7 @@ class Kernel:
             ports=tuple(SlicePort(port.name, port.protocol, 8080) for port in fields["ports"]),
         )
         store = build.store(build.service("web", **fields), slice_)
-        reconciler = Reconciler(family, self.ruleset, store.service)
+        reconciler = NftReconciler(family, self.ruleset, store.service)
         for _ in range(generation):
             reconciler.forget()
             reconciler.sync(store.keys(), store.keys, build.settings(family))

@@ -14,15 +14,15 @@ import pytest
 from proxyd.ipt import names
 from proxyd.ipt.names import CANARY
 from proxyd.ipt.objects import Chain, Placed, Rule, Table, Transaction
-from proxyd.kernel.ipt_backend import choose_backend
-from proxyd.kernel.ipt_notices import OwnAuthor
-from proxyd.kernel.ipt_rules import ToolRules
-from proxyd.kernel.ipt_watch import LegacyWatch, Sizes
-from proxyd.kernel.iptables import Backend, IptablesTools
-from proxyd.kernel.ruleset import KernelRefusedError
+from proxyd.kernel.ipt.backend import choose_backend
+from proxyd.kernel.ipt.iptables import Backend, IptablesTools
+from proxyd.kernel.ipt.notices import OwnAuthor
+from proxyd.kernel.ipt.rules import ToolRules
+from proxyd.kernel.ipt.watch import LegacyWatch, Sizes
+from proxyd.kernel.refused import KernelRefusedError
 from proxyd.model import Family
 from proxyd.nft.drift import Drift
-from proxyd.sync.ipt_reconcile import IptReconciler
+from proxyd.sync.ipt.reconcile import IptReconciler
 from tests import build
 from tests.ipt_world import IptWorld
 from tests.netns import leave, why_not

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 import pytest
 
-from proxyd.kernel.iptables import Backend, Iptables, IptablesRefusedError, IptablesTools, IptablesUnavailableError
+from proxyd.kernel.ipt.iptables import Backend, Iptables, IptablesRefusedError, IptablesTools, IptablesUnavailableError
 from proxyd.model import Family
 from tests.fakes.iptables import FakeIptables
 from tests.netns import leave, why_not

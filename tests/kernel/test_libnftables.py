@@ -11,9 +11,10 @@ from typing import Any
 import nftables
 import pytest
 
-from proxyd.kernel.libnftables import LibNftables
 from proxyd.kernel.netlink import NETFILTER, Netlink
-from proxyd.kernel.ruleset import Contents, KernelRefusedError
+from proxyd.kernel.nft.libnftables import LibNftables
+from proxyd.kernel.nft.ruleset import Contents
+from proxyd.kernel.refused import KernelRefusedError
 from proxyd.model import FAMILIES, Family
 from proxyd.nft.layout import TABLE
 from proxyd.nft.script import FAMILY_WORD

@@ -7,8 +7,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from proxyd.kernel import netlink, nfnetlink
+from proxyd.kernel import netlink
 from proxyd.kernel.netlink import Netlink
+from proxyd.kernel.nft import nfnetlink
 from proxyd.model import Family
 from tests.netns import RealRuleset, why_not
 

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from proxyd.kernel.notifications import Notifications
+from proxyd.kernel.nft.notifications import Notifications
 from proxyd.model import Family
 from proxyd.nft.drift import Drift
-from proxyd.sync.reconcile import Reconciler
+from proxyd.sync.nft.reconcile import NftReconciler
 from tests import build
 from tests.netns import RealRuleset, why_not
 
@@ -32,7 +32,7 @@ class Watched:
         if listening:
             self.notifications.start()
         store = build.store(build.service(affinity_seconds=60), build.endpoint_slice("web", "10.244.1.2", "10.244.1.3"))
-        self.reconciler = Reconciler(V4, self.ruleset, store.service)
+        self.reconciler = NftReconciler(V4, self.ruleset, store.service)
         self.store = store
         self.sync()
 

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import pytest
 
 from proxyd.ipt.removal import BATCH, Found
-from proxyd.kernel.iptables import Backend, IptablesTools
+from proxyd.kernel.ipt.iptables import Backend, IptablesTools
 from proxyd.kernel.predecessor import LegacyChains, NftChains, NftTable, Predecessor, PredecessorError
 from proxyd.model import Family
 from tests.fakes.iptables import FakeIptables

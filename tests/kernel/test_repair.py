@@ -14,7 +14,7 @@ from proxyd.nft.drift import PLACES_AT_MOST, Drift
 from proxyd.nft.keys import frontend_of
 from proxyd.nft.layout import LASTING, declared, generation_of
 from proxyd.nft.objects import Chain, Container, Drop, Element, Field, Jump, KeyType, Match, Transaction
-from proxyd.sync.reconcile import Reconciler
+from proxyd.sync.nft.reconcile import NftReconciler
 from tests import build
 from tests.fakes.others import FakeOthers, Others, RealOthers, Table
 from tests.netns import why_not
@@ -62,7 +62,7 @@ class Node:
     def __init__(self, others: Others, family: Family = V4, more: int = 0) -> None:
         self.others, self.family = others, family
         self.store = build.store(*objects(family, more))
-        self.reconciler = Reconciler(family, others.ruleset, self.store.service)
+        self.reconciler = NftReconciler(family, others.ruleset, self.store.service)
         self.sync()
         self.reconciler.cleanup()
 

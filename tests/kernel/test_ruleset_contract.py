@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from proxyd.desired.endpoints import Backend
 from proxyd.desired.forwarding import PortForwarding
-from proxyd.kernel.ruleset import Contents, KernelRefusedError
+from proxyd.kernel.nft.ruleset import Contents
+from proxyd.kernel.refused import KernelRefusedError
 from proxyd.model import FAMILIES, Family
 from proxyd.nft.fixed import base_chains, generation_chains, node_port_elements
 from proxyd.nft.layout import AFFINITY, COUNTERS, TABLE_COMMENT, Layout

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from structlog.testing import LogCapture
 
-from proxyd.kernel.iptables import Backend, IptablesLockedError, IptablesTools
-from proxyd.kernel.xtables_lock import VARIABLE, XtablesLock, holder
+from proxyd.kernel.ipt.iptables import Backend, IptablesLockedError, IptablesTools
+from proxyd.kernel.ipt.lock import VARIABLE, XtablesLock, holder
 from proxyd.model import Family
 from tests.netns import leave, why_not
 from tests.program import until

@@ -9,8 +9,8 @@ from proxyd.desired.services import Lookup
 from proxyd.ipt.style import Style
 from proxyd.model import FAMILIES, Family
 from proxyd.sync.family import FamilyRules
-from proxyd.sync.ipt_reconcile import IptReconciler
-from proxyd.sync.reconcile import Reconciler
+from proxyd.sync.ipt.reconcile import IptReconciler
+from proxyd.sync.nft.reconcile import NftReconciler
 from tests import ipt_world, world
 from tests.fakes import ipt_packets, packets
 from tests.fakes.ipt_kernel import FakeKernel
@@ -46,7 +46,7 @@ class Nftables:
         self._ruleset = FakeRuleset()
 
     def rules(self, family: Family, lookup: Lookup) -> FamilyRules:
-        return Reconciler(family, self._ruleset, lookup)
+        return NftReconciler(family, self._ruleset, lookup)
 
     def distribution(self, family: Family, packet: Packet, host: Host) -> list[tuple[Fraction, Outcome]]:
         return packets.distribution(self._ruleset, packet, host)

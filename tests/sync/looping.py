@@ -11,7 +11,7 @@ from typing import Any
 from proxyd.kube.store import Store
 from proxyd.model import FAMILIES, Cause, Family, Finding, Node, NodeSettings
 from proxyd.sync.loop import SyncLoop, Timing
-from proxyd.sync.reconcile import Reconciler
+from proxyd.sync.nft.reconcile import NftReconciler
 from proxyd.sync.status import FamilyStatus, PassResult
 from tests import build
 from tests.fakes.packets import Packet, distribution
@@ -78,7 +78,7 @@ class Daemon:
         self.store, self.ruleset, self.observer = store, ruleset or FakeRuleset(), Recorder()
         self.nodes: list[Node | None] = []
         self.trouble: dict[Family, Exception] = {}
-        reconcilers = [Reconciler(each, self.ruleset, store.service, self.stopping) for each in FAMILIES]
+        reconcilers = [NftReconciler(each, self.ruleset, store.service, self.stopping) for each in FAMILIES]
         self.loop = SyncLoop(store, reconcilers, self.settings, self.observer, timing, more_findings=more)
         self.thread = threading.Thread(target=self.loop.run, name="sync")
         self.stopped = threading.Event()

@@ -10,10 +10,11 @@ from proxyd.desired.conflicts import FrontendKey
 from proxyd.desired.endpoints import Backend
 from proxyd.desired.flows import Live, Place
 from proxyd.model import EndpointSlice, Family, Service, SlicePort
-from proxyd.sync import cleaner, full
+from proxyd.sync import cleaner
 from proxyd.sync.cleaner import FlowCleaner
 from proxyd.sync.flows import FlowTracker
-from proxyd.sync.full import StoppedError
+from proxyd.sync.nft import full
+from proxyd.sync.order import StoppedError
 from tests import build
 from tests.fakes.flows import FakeFlowTable, Flow
 from tests.sync.test_cleaner import Recorder

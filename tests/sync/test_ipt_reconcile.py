@@ -12,10 +12,10 @@ from proxyd.ipt import names
 from proxyd.ipt.fixed import JUMPS, SHARED_JUMPS
 from proxyd.ipt.objects import Chain, Placed, Rule, Table, Transaction
 from proxyd.ipt.ownership import OWN_MARK
-from proxyd.kernel.ruleset import KernelRefusedError
+from proxyd.kernel.refused import KernelRefusedError
 from proxyd.model import Family
-from proxyd.sync.full import StoppedError
-from proxyd.sync.ipt_reconcile import LARGE
+from proxyd.sync.ipt.reconcile import LARGE
+from proxyd.sync.order import StoppedError
 from tests import build
 from tests.fakes.ipt_kernel import FakeKernel
 from tests.ipt_world import IptWorld, normal

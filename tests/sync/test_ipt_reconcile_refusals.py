@@ -82,7 +82,7 @@ def test_a_fault_of_ours_costs_one_service_only(monkeypatch: pytest.MonkeyPatch)
             raise ZeroDivisionError
         return render(forwarding, *rest)
 
-    monkeypatch.setattr("proxyd.sync.ipt_full.render_service", faulty)
+    monkeypatch.setattr("proxyd.sync.ipt.full.render_service", faulty)
     world = IptWorld(*cluster("a", "b", "c"))
     world.sync()
     assert served(world, 1)

@@ -219,7 +219,7 @@ def test_a_stop_while_nothing_happens_ends_the_loop_and_leaves_the_rules() -> No
 
 
 def test_a_stop_in_the_middle_of_a_first_write_leaves_what_is_complete(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("proxyd.sync.full.CHUNK", 1)
+    monkeypatch.setattr("proxyd.sync.nft.full.CHUNK", 1)
     store = build.store(build.node(), *both_families("a", 1), *both_families("b", 2))
     daemon = Daemon(store)
 

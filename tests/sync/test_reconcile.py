@@ -10,8 +10,8 @@ import pytest
 
 from proxyd.nft.layout import AFFINITY, COUNTERS, INVALID_DROPPED, TABLE_COMMENT
 from proxyd.nft.objects import Element, Transaction
-from proxyd.sync import full
-from proxyd.sync.full import StoppedError
+from proxyd.sync.nft import full
+from proxyd.sync.order import StoppedError
 from tests import build
 from tests.fakes.ruleset import FakeRuleset
 from tests.sync.clusters import V4, V6, after_each_commit, cluster, generations, served

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from proxyd.kernel.ruleset import KernelRefusedError
+from proxyd.kernel.refused import KernelRefusedError
 from proxyd.model import FAMILIES, EndpointSlice, Family, Reason, Service, ServicePort
 from proxyd.nft.layout import COUNTERS
 from proxyd.nft.objects import Element, Transaction
-from proxyd.sync.reconcile import Reconciler
+from proxyd.sync.nft.reconcile import NftReconciler
 from tests import build
 from tests.fakes.ruleset import FakeRuleset
 from tests.sync.clusters import V4, after_each_commit, cluster, generations, served, slices, touches
@@ -328,6 +328,8 @@ def test_a_service_gone_while_a_pass_failed_no_longer_holds_its_address(ruleset:
 def test_progress_is_told_up_to_the_end(family: Family) -> None:
     told: list[tuple[Family, int, int]] = []
     world = World(*cluster("a", "b"), family=family)
-    world.reconciler = Reconciler(family, world.ruleset, world.store.service, progress=lambda *each: told.append(each))
+    world.reconciler = NftReconciler(
+        family, world.ruleset, world.store.service, progress=lambda *each: told.append(each)
+    )
     world.sync()
     assert told[-1] == (family, 2, 2)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from proxyd.desired.endpoints import Backend
-from proxyd.kernel.counters import CountersError
+from proxyd.kernel.nft.counters import CountersError
 from proxyd.model import Family, Service
 from proxyd.nft.objects import Element
 from proxyd.sync.traffic import KEPT, TOP, Limits, ServiceTraffic, Totals

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Iterator
 
 from proxyd.ipt.objects import Placed, Table, Transaction
 from proxyd.ipt.saved import Contents
-from proxyd.kernel.ipt_rules import IptRules, RulesLockedError
-from proxyd.kernel.ruleset import KernelRefusedError
+from proxyd.kernel.ipt.rules import IptRules, RulesLockedError
+from proxyd.kernel.refused import KernelRefusedError
 from proxyd.model import Family
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from proxyd.kernel.netlink import attributes, messages, text, walk
-from proxyd.kernel.nfnetlink import START, SUBSYSTEM
+from proxyd.kernel.nft.nfnetlink import START, SUBSYSTEM
 from proxyd.model import Family
 from proxyd.nft.drift import Edits
 from proxyd.nft.keys import key_text

@@ -15,7 +15,7 @@ import structlog
 
 from proxyd.ipt.objects import DROP, Rule
 from proxyd.ipt.restore import rule_text
-from proxyd.kernel.iptables import Iptables, IptablesRefusedError, IptablesUnavailableError
+from proxyd.kernel.ipt.iptables import Iptables, IptablesRefusedError, IptablesUnavailableError
 from proxyd.kernel.netlink import NETFILTER, NETFILTER_HEADER, Netlink, attribute, attributes
 
 log = structlog.get_logger("proxyd.kernel")

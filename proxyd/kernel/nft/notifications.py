@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Protocol
 
-from proxyd.kernel.notices import notices
+from proxyd.kernel.nft.notices import notices
 from proxyd.model import FAMILIES, Family
 from proxyd.nft.drift import Drift, Edits
 

@@ -9,14 +9,14 @@ from proxyd.ipt.jumps import JUMP_PLACES, find_jump
 from proxyd.ipt.objects import Placed, Table, Transaction
 from proxyd.ipt.restore import restore_input
 from proxyd.ipt.saved import Contents, read
-from proxyd.kernel.iptables import (
+from proxyd.kernel.ipt.iptables import (
     Backend,
     IptablesLockedError,
     IptablesRefusedError,
     IptablesTools,
     IptablesUnavailableError,
 )
-from proxyd.kernel.ruleset import KernelRefusedError
+from proxyd.kernel.refused import KernelRefusedError
 
 # Chains in one call. iptables-nft takes time with the square of it, iptables-legacy the same for every call (it reads and
 # writes the whole table).

@@ -1,4 +1,4 @@
-"""The interface to the kernel's nftables: what the sync thread may ask of it, and how it says no."""
+"""The interface to the kernel's nftables: what the sync thread may ask of it."""
 
 from __future__ import annotations
 
@@ -8,10 +8,6 @@ import msgspec
 
 from proxyd.model import Family
 from proxyd.nft.objects import Transaction
-
-
-class KernelRefusedError(Exception):
-    """The kernel (or the library in front of it) did not carry a transaction out; nothing of it has happened."""
 
 
 class Contents(msgspec.Struct, frozen=True):

@@ -18,7 +18,7 @@ import structlog
 
 from proxyd.ipt.audit import audit
 from proxyd.ipt.objects import Table
-from proxyd.kernel.iptables import Iptables, IptablesRefusedError, IptablesUnavailableError
+from proxyd.kernel.ipt.iptables import Iptables, IptablesRefusedError, IptablesUnavailableError
 from proxyd.model import Family
 from proxyd.nft.drift import Drift
 

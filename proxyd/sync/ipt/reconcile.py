@@ -24,12 +24,12 @@ from proxyd.ipt.ownership import BUILT_IN
 from proxyd.ipt.render import ServiceRules, render_service
 from proxyd.ipt.steps import steps
 from proxyd.ipt.style import Style
-from proxyd.kernel.ipt_rules import IptRules
-from proxyd.kernel.ruleset import KernelRefusedError
+from proxyd.kernel.ipt.rules import IptRules
+from proxyd.kernel.refused import KernelRefusedError
 from proxyd.model import Family, Finding, NodeSettings, ServiceKey
 from proxyd.nft.drift import Drift
-from proxyd.sync.ipt_commits import RuleCommits
-from proxyd.sync.ipt_full import RuleWriter, dispatch_chains, missing_jumps
+from proxyd.sync.ipt.commits import RuleCommits
+from proxyd.sync.ipt.full import RuleWriter, dispatch_chains, missing_jumps
 from proxyd.sync.services import Services, Worked
 from proxyd.sync.status import Counts
 from proxyd.sync.tally import Tally

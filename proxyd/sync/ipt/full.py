@@ -17,11 +17,11 @@ from proxyd.ipt.render import ServiceRules, chain_names, render_service
 from proxyd.ipt.saved import Contents, is_chain, printed, unordered
 from proxyd.ipt.steps import removal
 from proxyd.ipt.style import Style
-from proxyd.kernel.ipt_rules import RulesLockedError
-from proxyd.kernel.ruleset import KernelRefusedError
+from proxyd.kernel.ipt.rules import RulesLockedError
+from proxyd.kernel.refused import KernelRefusedError
 from proxyd.model import Family, NodeSettings, ServiceKey
-from proxyd.sync.full import FIRST, QUARANTINED_AT_MOST, StoppedError, importance
-from proxyd.sync.ipt_commits import RuleCommits
+from proxyd.sync.ipt.commits import RuleCommits
+from proxyd.sync.order import FIRST, QUARANTINED_AT_MOST, StoppedError, importance
 from proxyd.sync.services import Services, Worked
 
 log = structlog.get_logger("proxyd.sync")

@@ -13,7 +13,8 @@ import structlog
 from proxyd.desired.conflicts import FrontendKey
 from proxyd.desired.flows import Live
 from proxyd.desired.services import Lookup
-from proxyd.kernel.ruleset import KernelRefusedError, Ruleset
+from proxyd.kernel.nft.ruleset import Ruleset
+from proxyd.kernel.refused import KernelRefusedError
 from proxyd.model import Family, Finding, NodeSettings, ServiceKey
 from proxyd.nft.delta import NODE
 from proxyd.nft.drift import Drift
@@ -21,9 +22,9 @@ from proxyd.nft.fixed import base_chains
 from proxyd.nft.layout import Layout
 from proxyd.nft.render import render_service
 from proxyd.nft.repair import repair
-from proxyd.sync.commits import Changes, Commits
-from proxyd.sync.full import FullWriter, Written, node_objects
-from proxyd.sync.leftovers import Leftovers
+from proxyd.sync.nft.commits import Changes, Commits
+from proxyd.sync.nft.full import FullWriter, Written, node_objects
+from proxyd.sync.nft.leftovers import Leftovers
 from proxyd.sync.services import Services
 from proxyd.sync.status import Counts
 from proxyd.sync.tally import Tally
@@ -31,7 +32,7 @@ from proxyd.sync.tally import Tally
 log = structlog.get_logger("proxyd.sync")
 
 
-class Reconciler:
+class NftReconciler:
     """Keeps one family's table equal to the desired state. Used by the sync thread only."""
 
     def __init__(

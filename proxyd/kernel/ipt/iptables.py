@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import IO, Protocol
 
 from proxyd.errors import CannotWorkHereError
-from proxyd.kernel.xtables_lock import XtablesLock
+from proxyd.kernel.ipt.lock import XtablesLock
 from proxyd.model import Family
 
 # Seconds to wait for the lock that all users of the legacy tools on a machine share.

@@ -6,10 +6,11 @@ from collections.abc import Callable
 
 import structlog
 
-from proxyd.kernel.ruleset import Contents, KernelRefusedError
+from proxyd.kernel.nft.ruleset import Contents
+from proxyd.kernel.refused import KernelRefusedError
 from proxyd.nft.layout import LASTING, Layout, generation_of
 from proxyd.nft.objects import Chain, Transaction
-from proxyd.sync.commits import Commits
+from proxyd.sync.nft.commits import Commits
 
 log = structlog.get_logger("proxyd.sync")
 

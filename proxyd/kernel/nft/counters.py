@@ -14,8 +14,8 @@ from typing import NamedTuple, Protocol
 
 from proxyd.desired.conflicts import FrontendKey
 from proxyd.desired.endpoints import Backend
-from proxyd.kernel import nfnetlink
 from proxyd.kernel.netlink import NETFILTER, Attributes, Netlink, attribute, attributes, nested, text, walk
+from proxyd.kernel.nft import nfnetlink
 from proxyd.model import Family
 from proxyd.nft.layout import LOCAL_BASE, TABLE, Layout, generation_of
 

@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 from proxyd.ipt.names import FIREWALL
 from proxyd.ipt.ownership import BUILT_IN, TABLES, is_own_chain
-from proxyd.kernel.notices import Told, all_told
-from proxyd.kernel.notifications import Notifications
+from proxyd.kernel.nft.notices import Told, all_told
+from proxyd.kernel.nft.notifications import Notifications
 from proxyd.model import Family
 from proxyd.nft.drift import Drift, Edits
 

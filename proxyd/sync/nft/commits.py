@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from proxyd.kernel.ruleset import Contents, KernelRefusedError, Ruleset
+from proxyd.kernel.nft.ruleset import Contents, Ruleset
+from proxyd.kernel.refused import KernelRefusedError
 from proxyd.model import Family, ServiceKey
 from proxyd.nft.delta import Holdings
 from proxyd.nft.objects import Transaction

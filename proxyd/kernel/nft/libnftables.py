@@ -14,9 +14,10 @@ import stat
 from typing import Any
 
 from proxyd.errors import CannotWorkHereError
-from proxyd.kernel import nfnetlink
 from proxyd.kernel.netlink import NETFILTER, Attributes, Netlink, attribute, attributes, text
-from proxyd.kernel.ruleset import Contents, KernelRefusedError
+from proxyd.kernel.nft import nfnetlink
+from proxyd.kernel.nft.ruleset import Contents
+from proxyd.kernel.refused import KernelRefusedError
 from proxyd.model import Family
 from proxyd.nft.layout import TABLE
 from proxyd.nft.objects import Transaction

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from proxyd.ipt.names import CANARY
-from proxyd.kernel.iptables import Backend, Iptables, IptablesRefusedError, IptablesTools, IptablesUnavailableError
+from proxyd.kernel.ipt.iptables import Backend, Iptables, IptablesRefusedError, IptablesTools, IptablesUnavailableError
 from proxyd.model import Family
 
 # Chains of table mangle that the kubelet makes, so that others know which backend the node uses (KEP-3178).

@@ -6,27 +6,21 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
-from proxyd.kernel.ruleset import KernelRefusedError
+from proxyd.kernel.refused import KernelRefusedError
 from proxyd.model import Family, NodeSettings, ServiceKey
 from proxyd.nft.delta import NODE, Holdings
 from proxyd.nft.fixed import base_chains, generation_chains, node_port_elements
 from proxyd.nft.layout import COUNTERS, TABLE_COMMENT, Layout, generation_of
 from proxyd.nft.objects import Chain, Transaction
 from proxyd.nft.render import ServiceObjects, render_service
-from proxyd.sync.commits import Changes, Commits
-from proxyd.sync.leftovers import Leftovers
+from proxyd.sync.nft.commits import Changes, Commits
+from proxyd.sync.nft.leftovers import Leftovers
+from proxyd.sync.order import QUARANTINED_AT_MOST, StoppedError, importance
 from proxyd.sync.services import Services, Worked
 
 # Operations in one commit of a full write: the library's memory follows it (measured flat at this size).
 CHUNK = 5000
-# Services that the kernel may refuse in one full write before the trouble is taken to lie elsewhere.
-QUARANTINED_AT_MOST = 16
 Work = dict[ServiceKey, Worked[ServiceObjects]]
-FIRST = (ServiceKey("default", "kubernetes"), ServiceKey("kube-system", "kube-dns"))
-
-
-class StoppedError(Exception):
-    """The daemon is asked to end; what is in the kernel is complete for the Services it has."""
 
 
 def node_objects(layout: Layout, settings: NodeSettings) -> ServiceObjects:
@@ -155,11 +149,6 @@ class FullWriter:
                 raise
             (key,) = changes
             self._services.refused(key, str(error))
-
-
-def importance(key: ServiceKey) -> tuple[bool, ServiceKey]:
-    """What to sort Services by: nodes and pods need the API server and DNS before all else."""
-    return key not in FIRST, key
 
 
 def _size(objects: ServiceObjects) -> int:

@@ -1,0 +1,1 @@
+"""iptables of a network namespace: written, read, listened to."""

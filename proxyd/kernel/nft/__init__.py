@@ -1,0 +1,1 @@
+"""nftables of a network namespace: written, read, listened to."""

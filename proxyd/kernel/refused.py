@@ -1,0 +1,7 @@
+"""How the kernel says no."""
+
+from __future__ import annotations
+
+
+class KernelRefusedError(Exception):
+    """The kernel (or a tool in front of it) did not carry a transaction out; nothing of it has happened."""

@@ -1,0 +1,1 @@
+"""One family kept equal to what is desired in iptables mode."""
