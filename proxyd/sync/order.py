@@ -1,11 +1,9 @@
-"""What comes first in a write of everything, and when it is given up; for both modes."""
+"""What comes first in a write of everything, and how its end is asked for; for both modes."""
 
 from __future__ import annotations
 
 from proxyd.model import ServiceKey
 
-# Services that the kernel may refuse in one full write before the trouble is taken to lie elsewhere.
-QUARANTINED_AT_MOST = 16
 FIRST = (ServiceKey("default", "kubernetes"), ServiceKey("kube-system", "kube-dns"))
 
 

@@ -161,7 +161,7 @@ def test_a_value_that_is_changed_is_put_right(node: Node) -> None:
 
 
 def rules_of(node: Node) -> dict[str, Chain]:
-    layout, holdings = node.reconciler._written  # type: ignore[misc]
+    layout, holdings = node.reconciler._held  # type: ignore[misc]
     from proxyd.nft.fixed import base_chains  # noqa: PLC0415
 
     chains = {chain.name: chain for chain in base_chains(layout)}

@@ -9,7 +9,7 @@ import pytest
 from proxyd.model import Family, Reason, Service
 from proxyd.nft.objects import Transaction
 from proxyd.sync import loop as loop_module
-from proxyd.sync.order import QUARANTINED_AT_MOST
+from proxyd.sync.splitting import QUARANTINED_AT_MOST
 from tests import build
 from tests.sync.looping import SERVED, SLICES, V4, V6, WEB, both_families, running
 from tests.world import Object

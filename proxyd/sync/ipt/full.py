@@ -21,8 +21,9 @@ from proxyd.kernel.ipt.rules import RulesLockedError
 from proxyd.kernel.refused import KernelRefusedError
 from proxyd.model import Family, NodeSettings, ServiceKey
 from proxyd.sync.ipt.commits import RuleCommits
-from proxyd.sync.order import FIRST, QUARANTINED_AT_MOST, StoppedError, importance
+from proxyd.sync.order import FIRST, StoppedError, importance
 from proxyd.sync.services import Services, Worked
+from proxyd.sync.splitting import Splitting
 
 log = structlog.get_logger("proxyd.sync")
 
@@ -73,12 +74,9 @@ class RuleWriter:
         self._services = services
         self._stopping = stopping
         self._progress = progress
-        self._quarantined = 0
         self._there = _There(Contents(), commits.family)
 
-    def write(
-        self, keys: Iterable[ServiceKey], settings: NodeSettings, style_of: Callable[[int], Style]
-    ) -> tuple[Holdings, Style]:
+    def write(self, keys: Iterable[ServiceKey], settings: NodeSettings, style_of: Callable[[int], Style]) -> Holdings:
         """Writes all rules. ``keys`` are all Services; ``style_of`` gives the style for a number of endpoints.
 
         Chains of Services are replaced one by one, so what leads to them leads to something whole at any time; those that
@@ -87,7 +85,6 @@ class RuleWriter:
         Raises ``KernelRefusedError``, with every Service served that was, and ``StoppedError``.
         """
         services, commits = self._services, self._commits
-        self._quarantined = 0
         self.left = ()
         services.desired.forget()
         concerned = sorted(services.desired.concerned(keys), key=importance)
@@ -111,15 +108,17 @@ class RuleWriter:
         services.flows.all_written(concerned)
         self._leave(found, holdings)
         self._there = _There(Contents(), commits.family)
-        return holdings, style
+        return holdings
 
     def _load(self, holdings: Holdings, work: Work, style: Style) -> None:
         done = 0
+        # A lock that somebody holds says nothing about any Service.
+        splitting = Splitting(self._services, about_none=(RulesLockedError,))
         self._progress(self._commits.family, done, len(work))
         for part in self._parts(work):
             if self._stopping():
                 raise StoppedError
-            self._commit_or_split(holdings, part, style)
+            splitting.write(part, lambda those: self._commit(holdings, those, style))
             here = {key: each for key, each in part.items() if each.forwarding is None or key in holdings}
             self._services.settled(here, holdings.settings)
             done += len(part)
@@ -141,24 +140,6 @@ class RuleWriter:
                 yield part
                 part, size = {}, 0
         yield part
-
-    def _commit_or_split(self, holdings: Holdings, work: Work, style: Style) -> None:
-        """Writes; what is refused is halved until the Services at fault are alone, and these are left out."""
-        try:
-            self._commit(holdings, work, style)
-        except RulesLockedError:
-            raise
-        except KernelRefusedError as error:
-            if len(work) > 1:
-                keys = list(work)
-                for half in (keys[: len(keys) // 2], keys[len(keys) // 2 :]):
-                    self._commit_or_split(holdings, {key: work[key] for key in half}, style)
-                return
-            self._quarantined += 1
-            if self._quarantined > QUARANTINED_AT_MOST:
-                raise
-            for key in work:
-                self._services.refused(key, str(error))
 
     def _commit(self, holdings: Holdings, work: Work, style: Style) -> None:
         """One call, whose rules are made while it runs."""

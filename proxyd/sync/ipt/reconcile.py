@@ -1,8 +1,4 @@
-"""One family's rules in iptables mode: brought to what is desired by what changed if possible, and from scratch if not.
-
-What the kernel holds is known only from calls that succeeded. Whenever that knowledge is in doubt (start, a refused call)
-everything is written anew, in place; chains that others changed are mended one by one.
-"""
+"""One family's rules in iptables mode: brought to what is desired by what changed, or by writing everything in place."""
 
 from __future__ import annotations
 
@@ -10,10 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 
 import msgspec
-import structlog
 
-from proxyd.desired.conflicts import FrontendKey
-from proxyd.desired.flows import Live
 from proxyd.desired.forwarding import Forwarding
 from proxyd.desired.services import Lookup
 from proxyd.ipt import names
@@ -25,22 +18,19 @@ from proxyd.ipt.render import ServiceRules, render_service
 from proxyd.ipt.steps import steps
 from proxyd.ipt.style import Style
 from proxyd.kernel.ipt.rules import IptRules
-from proxyd.kernel.refused import KernelRefusedError
-from proxyd.model import Family, Finding, NodeSettings, ServiceKey
+from proxyd.model import Family, NodeSettings, ServiceKey
 from proxyd.nft.drift import Drift
 from proxyd.sync.ipt.commits import RuleCommits
 from proxyd.sync.ipt.full import RuleWriter, dispatch_chains, missing_jumps
+from proxyd.sync.reconciler import AllKeys, CleanFlows, Reconciler
 from proxyd.sync.services import Services, Worked
 from proxyd.sync.status import Counts
-from proxyd.sync.tally import Tally
-
-log = structlog.get_logger("proxyd.sync")
 
 # Endpoints beyond which rules of endpoints have no comments (kube-proxy's largeClusterEndpointsThreshold).
 LARGE = 1000
 
 
-class IptReconciler:
+class IptReconciler(Reconciler[Holdings]):
     """Keeps one family's chains equal to the desired state: a ``FamilyRules``. Used by the sync thread only."""
 
     def __init__(
@@ -51,32 +41,14 @@ class IptReconciler:
         style: Style,
         stopping: Callable[[], bool] = lambda: False,
         progress: Callable[[Family, int, int], None] = lambda *_: None,
-        clean_flows: Callable[[Family, Mapping[FrontendKey, Live]], None] = lambda *_: None,
+        clean_flows: CleanFlows = lambda *_: None,
     ) -> None:
-        self.family = family
-        self.settings: NodeSettings | None = None
-        self.rewritten = False
+        self._commits = RuleCommits(family, kernel)
+        super().__init__(Services(family, lookup), self._commits, clean_flows)
         self.expected: Mapping[Place, int] = {}
         """How many rules there should be in each place; replaced whole after each pass. For any thread."""
         self._style = style
-        self._services = Services(family, lookup)
-        self._commits = RuleCommits(family, kernel)
         self._full = RuleWriter(self._commits, self._services, stopping, progress)
-        self._clean_flows = clean_flows
-        self._holdings: Holdings | None = None
-        self._owed: set[ServiceKey] = set()
-        self._drift: Drift | None = None
-        self._partial_failures = 0
-
-    @property
-    def operations(self) -> int:
-        """See ``FamilyRules``."""
-        return self._commits.operations
-
-    @property
-    def refusals(self) -> int:
-        """See ``FamilyRules``."""
-        return self._commits.refusals
 
     @property
     def counts(self) -> Counts:
@@ -87,153 +59,87 @@ class IptReconciler:
             total[table] += number
         written = {str(table): self._commits.rules[table] for table in tables}
         rules = {str(table): total[table] for table in tables}
-        return Counts(rules, written, self._partial_failures, self._commits.locked)
+        return Counts(rules, written, int(self.changes_refused), self._commits.locked)
 
     def finds_rules(self) -> bool:
         """See ``FamilyRules``."""
         return any(placed in JUMPS for placed in self._commits.jumps())
 
     @property
-    def full_owed(self) -> bool:
-        """Whether the next pass has to write everything."""
-        return self._holdings is None
-
-    @property
-    def tally(self) -> Tally:
-        """See ``FamilyRules``."""
-        return self._services.tally
-
-    @property
-    def findings(self) -> dict[ServiceKey, tuple[Finding, ...]]:
-        """See ``FamilyRules``."""
-        return self._services.findings
-
-    @property
     def cleanup_owed(self) -> bool:
         """See ``FamilyRules``."""
-        return self._holdings is not None and bool(self._full.left)
+        return self._held is not None and bool(self._full.left)
 
-    @property
-    def quarantined(self) -> tuple[ServiceKey, ...]:
+    def sync(self, dirty: Iterable[ServiceKey], all_keys: AllKeys, settings: NodeSettings) -> None:
         """See ``FamilyRules``."""
-        return self._services.quarantined
-
-    def sync(
-        self, dirty: Iterable[ServiceKey], all_keys: Callable[[], list[ServiceKey]], settings: NodeSettings
-    ) -> None:
-        """See ``FamilyRules``."""
-        self._commits.begin()
-        self.rewritten = False
-        self._partial_failures = 0
-        self._owed.update(dirty)
         try:
-            self._write(all_keys, settings)
+            super().sync(dirty, all_keys, settings)
         finally:
             self.expected = self._count()
-        self._hand_over_flows()
 
     def retry_quarantined(self) -> None:
         """See ``FamilyRules``."""
-        if self._holdings is None:
-            return
-        for key in self.quarantined:
-            try:
-                self._change(self._holdings, {key})
-            except KernelRefusedError:
-                continue
+        super().retry_quarantined()
         self.expected = self._count()
-        self._hand_over_flows()
-
-    def forget(self) -> None:
-        """See ``FamilyRules``."""
-        self._holdings = self._drift = None
-
-    def mend(self, drift: Drift) -> None:
-        """See ``FamilyRules``. Chains are named with their table: ``nat KUBE-SERVICES``."""
-        if drift.everything:
-            self.forget()
-        elif self._holdings is not None:
-            self._drift = self._drift.then(drift) if self._drift is not None else drift
 
     def cleanup(self) -> None:
         """See ``FamilyRules``."""
-        if self._holdings is not None and self._full.left:
-            self._full.delete_left(self._holdings.chain_names())
+        if self._held is not None and self._full.left:
+            self._full.delete_left(self._held.chain_names())
 
-    def _hand_over_flows(self) -> None:
-        """Only with the new rules in place: a flow that goes before them can come back as it was."""
-        if changed := self._services.flows.take():
-            self._clean_flows(self.family, changed)
-
-    def _write(self, all_keys: Callable[[], list[ServiceKey]], settings: NodeSettings) -> None:
+    def _can_change(self, settings: NodeSettings) -> bool:
         # Where more than this changed (zone, detector), any rule may be another now.
-        if self._holdings is not None and self.settings is not None and _alike(self.settings, settings):
-            try:
-                self._write_repair(self._holdings)
-                self._write_settings(self._holdings, all_keys, settings)
-                self._write_changes(self._holdings)
-                return
-            except KernelRefusedError as error:
-                self._partial_failures = 1
-                # Most likely our picture of the kernel is wrong; nothing that follows may build on it.
-                log.warning("rules refused, writing everything anew", ip_family=self.family, error=str(error))
-        self.forget()
-        self.rewritten = True
-        self._holdings, _ = self._full.write([*all_keys(), *self._owed], settings, self._style_for)
-        self.settings, self._owed = settings, set()
+        return self.settings is not None and _alike(self.settings, settings)
 
-    def _write_settings(
-        self, holdings: Holdings, all_keys: Callable[[], list[ServiceKey]], settings: NodeSettings
-    ) -> None:
-        """Other addresses take node ports: one of the chains that Services share, and the flows of those that have any."""
-        if settings == self.settings:
-            return
-        self._owed.update(self._services.desired.affected(self.settings, settings, all_keys()))
-        holdings.settings = self.settings = settings
-        self._rewrite(holdings, {(Table.NAT, names.SERVICES)})
+    def _write_all(self, keys: list[ServiceKey], settings: NodeSettings) -> Holdings:
+        return self._full.write(keys, settings, self._style_for)
 
-    def _write_changes(self, holdings: Holdings) -> None:
+    def _write_changes(self, held: Holdings, all_keys: AllKeys, settings: NodeSettings) -> None:
+        if settings != self.settings:
+            self._write_settings(held, all_keys, settings)
         self._owed = self._services.desired.concerned(self._owed)
         if self._owed:
-            self._change(holdings, self._owed)
+            self._change(held, self._owed, settings)
         self._owed = set()
 
-    def _change(self, holdings: Holdings, keys: Iterable[ServiceKey]) -> None:
+    def _write_settings(self, held: Holdings, all_keys: AllKeys, settings: NodeSettings) -> None:
+        """Other addresses take node ports: one of the chains that Services share, and the flows of those that have any."""
+        self._owed.update(self._services.desired.affected(self.settings, settings, all_keys()))
+        held.settings = self.settings = settings
+        self._rewrite(held, {(Table.NAT, names.SERVICES)})
+
+    def _change(self, held: Holdings, keys: Iterable[ServiceKey], settings: NodeSettings) -> None:
         services, style = self._services, self._style_for(self.tally.total.endpoints)
 
         def make(forwarding: Forwarding) -> ServiceRules:
-            return render_service(forwarding, holdings.settings, style)
+            return render_service(forwarding, settings, style)
 
-        work: dict[ServiceKey, Worked[ServiceRules]] = {
-            key: services.work_out(key, holdings.settings, make) for key in keys
-        }
-        plan = holdings.plan({key: each.forwarding for key, each in work.items() if not each.failed}, style)
-        for step in steps(plan.transaction, self._commits.batch) if plan.transaction.size else ():
-            self._commits.write(step)
-        holdings.confirm(plan)
-        services.settled(work, holdings.settings)
+        work: dict[ServiceKey, Worked[ServiceRules]] = {key: services.work_out(key, settings, make) for key in keys}
+        plan = held.plan({key: each.forwarding for key, each in work.items() if not each.failed}, style)
+        self._carry_out(plan.transaction)
+        held.confirm(plan)
+        services.settled(work, settings)
 
-    def _write_repair(self, holdings: Holdings) -> None:
-        drift, self._drift = self._drift, None
-        if drift is None:
-            return
-        self._rewrite(holdings, {(table, name) for table, _, name in (each.partition(" ") for each in drift.chains)})
+    def _repair(self, held: Holdings, drift: Drift) -> None:
+        """Chains are named with their table: ``nat KUBE-SERVICES``."""
+        self._rewrite(held, {(table, name) for table, _, name in (each.partition(" ") for each in drift.chains)})
         # Flows may have begun while the rules were others'.
         self._services.flows.in_doubt(None)
 
-    def _rewrite(self, holdings: Holdings, named: set[tuple[str, str]]) -> None:
+    def _rewrite(self, held: Holdings, named: set[tuple[str, str]]) -> None:
         """Writes chains again, whole; for a built-in one, the jumps that are missing."""
-        chains = [each for each in self._own_chains(holdings.settings) if (each.table, each.name) in named]
+        chains = [each for each in self._own_chains(held.settings) if (each.table, each.name) in named]
         dispatch = {(each.table, each.name) for each in chains}
-        insert = [each for each in holdings.dispatch() if (each.table, each.chain) in dispatch] if dispatch else []
-        chains += holdings.chains(name for table, name in named if table == Table.NAT)
+        insert = [each for each in held.dispatch() if (each.table, each.chain) in dispatch] if dispatch else []
+        chains += held.chains(name for table, name in named if table == Table.NAT)
         jumps: tuple[Placed, ...] = ()
         if any(name in BUILT_IN for _, name in named):
             jumps = missing_jumps(self._commits.jumps())
-        transaction = Transaction(self.family, chains=tuple(chains), insert=(*jumps, *insert))
-        if transaction.size:
-            for step in steps(transaction, self._commits.batch):
-                self._commits.write(step)
+        self._carry_out(Transaction(self.family, chains=tuple(chains), insert=(*jumps, *insert)))
+
+    def _carry_out(self, transaction: Transaction) -> None:
+        for step in steps(transaction, self._commits.batch) if transaction.size else ():
+            self._commits.write(step)
 
     def _own_chains(self, settings: NodeSettings) -> tuple[Chain, ...]:
         """All chains that belong to no Service, without rules of Services."""
@@ -241,10 +147,10 @@ class IptReconciler:
         return (*CANARIES, *fixed_chains(settings, style), *dispatch_chains(settings, style))
 
     def _count(self) -> Mapping[Place, int]:
-        if self._holdings is None:
+        if self._held is None:
             return {}
-        total = Counter(self._holdings.counts)
-        for chain in self._own_chains(self._holdings.settings):
+        total = Counter(self._held.counts)
+        for chain in self._own_chains(self._held.settings):
             total[chain.table, chain.name] += len(chain.rules)
         return total
 

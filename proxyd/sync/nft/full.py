@@ -15,8 +15,9 @@ from proxyd.nft.objects import Chain, Transaction
 from proxyd.nft.render import ServiceObjects, render_service
 from proxyd.sync.nft.commits import Changes, Commits
 from proxyd.sync.nft.leftovers import Leftovers
-from proxyd.sync.order import QUARANTINED_AT_MOST, StoppedError, importance
+from proxyd.sync.order import StoppedError, importance
 from proxyd.sync.services import Services, Worked
+from proxyd.sync.splitting import Splitting
 
 # Operations in one commit of a full write: the library's memory follows it (measured flat at this size).
 CHUNK = 5000
@@ -52,7 +53,6 @@ class FullWriter:
         self._leftovers = leftovers
         self._stopping = stopping
         self._progress = progress
-        self._quarantined = 0
 
     def write(self, keys: Iterable[ServiceKey], settings: NodeSettings) -> Written:
         """Writes a new generation and switches to it. With nothing of ours there, it is in use from the first commit.
@@ -69,7 +69,6 @@ class FullWriter:
         )
         switch = base_chains(written.layout)
         in_use = old.chains.isdisjoint(chain.name for chain in switch)
-        self._quarantined = 0
         desired.forget()
         try:
             self._declare(written, settings, switch if in_use else ())
@@ -104,6 +103,11 @@ class FullWriter:
         """Writes Services in commits that are each complete, the most important ones first."""
         layout, holdings = written
         self._services.count_anew(keys)
+        splitting = Splitting(self._services)
+
+        def commit(changes: Changes) -> None:
+            self._commits.change(holdings, changes)
+
         done = 0
         self._progress(layout.family, done, len(keys))
         # The library works without the interpreter lock: the next chunk is worked out while one is being committed.
@@ -115,7 +119,7 @@ class FullWriter:
                     raise StoppedError
                 work: Work = chunk
                 changes: Changes = {key: each.objects for key, each in work.items() if each.objects is not None}
-                committed = committing.submit(self._commit_or_split, holdings, changes)
+                committed = committing.submit(splitting.write, changes, commit)
                 chunk = next(chunks, None)
                 committed.result()
                 here = {key: each for key, each in work.items() if each.objects is None or key in holdings}
@@ -133,22 +137,6 @@ class FullWriter:
                 yield work
                 work, size = {}, 0
         yield work
-
-    def _commit_or_split(self, holdings: Holdings, changes: Changes) -> None:
-        """Commits; what the kernel refuses is halved until the Services at fault are alone, and these are left out."""
-        try:
-            self._commits.change(holdings, changes)
-        except KernelRefusedError as error:
-            if len(changes) > 1:
-                keys = list(changes)
-                for half in (keys[: len(keys) // 2], keys[len(keys) // 2 :]):
-                    self._commit_or_split(holdings, {key: changes[key] for key in half})
-                return
-            self._quarantined += 1
-            if self._quarantined > QUARANTINED_AT_MOST:
-                raise
-            (key,) = changes
-            self._services.refused(key, str(error))
 
 
 def _size(objects: ServiceObjects) -> int:
