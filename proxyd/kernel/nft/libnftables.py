@@ -67,13 +67,18 @@ class Library:
             raise KernelRefusedError(_short(error) or f"libnftables returned {code}")
         return str(output)
 
-    def query(self, command: str) -> list[dict[str, Any]]:
-        """What a command, in nft's words or in its JSON, lists: one object each. Raises ``KernelRefusedError``."""
+    def query(self, command: str, *, terse: bool = True) -> list[dict[str, Any]]:
+        """What a command, in nft's words or in its JSON, lists: one object each. Raises ``KernelRefusedError``.
+
+        Not ``terse``: with all elements of sets and maps.
+        """
         self._nft.set_json_output(True)
+        self._nft.set_terse_output(terse)
         try:
             listed: list[dict[str, Any]] = json.loads(self.run(command))["nftables"]
         finally:
             self._nft.set_json_output(False)
+            self._nft.set_terse_output(True)
         return listed
 
     def element(self, family: str, table: str, container: str, key: str) -> str | None:
