@@ -94,6 +94,8 @@ class _Reader:
         return Served(found.comment, effect, backends(wide.endpoints), backends(near.endpoints), sources, seconds)
 
     def _endpoints(self, key: str, target: str) -> Affinity:
+        if not target:
+            return Affinity()
         if target.startswith(_AFFINITY):
             return self._affinity.get(target, Affinity())
         where = frontend(key)

@@ -37,10 +37,6 @@ class RecordingRules:
         """See ``IptRules``."""
         return frozenset(self._jumps)
 
-    def begin(self) -> None:
-        """Takes what has been written so far as there already."""
-        self.calls = []
-
     def _carry_out(self, t: Transaction) -> None:
         for chain in t.chains:
             self._chains[ChainName(chain.table, chain.name)] = [printed(rule, self._family) for rule in chain.rules]

@@ -55,10 +55,6 @@ class RecordingRuleset:
         """See ``Ruleset``."""
         return Contents(frozenset(self._chains), dict(self._containers))
 
-    def begin(self) -> None:
-        """Takes what has been written so far as there already."""
-        self.transactions = []
-
     def generation(self) -> Generation:
         """What is in force after all that was written."""
         elements = (

@@ -99,7 +99,8 @@ class IptReconciler(Reconciler[Holdings]):
             self._write_settings(held, all_keys, settings)
         self._owed = self._services.desired.concerned(self._owed)
         if self._owed:
-            self._change(held, self._owed, settings)
+            # In order, so that what is written does not depend on the process.
+            self._change(held, sorted(self._owed), settings)
         self._owed = set()
 
     def _write_settings(self, held: Holdings, all_keys: AllKeys, settings: NodeSettings) -> None:

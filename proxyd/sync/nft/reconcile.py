@@ -82,7 +82,9 @@ class NftReconciler(Reconciler[Written]):
         changes: Changes = {}
         if settings != self.settings:
             changes[NODE] = node_objects(layout, settings)
-        work = {key: services.work_out(key, settings, lambda made: render_service(made, layout)) for key in keys}
+        # In order, so that what is written does not depend on the process.
+        owed = sorted(keys)
+        work = {key: services.work_out(key, settings, lambda made: render_service(made, layout)) for key in owed}
         changes.update((key, each.objects) for key, each in work.items() if not each.failed)
         self._commits.change(holdings, changes)
         services.settled(work, settings)
