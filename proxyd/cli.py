@@ -1,4 +1,4 @@
-"""The command line: ``proxyd [run]``, ``status``, ``explain``, ``cleanup``; a user error is one message and a status."""
+"""The command line: ``proxyd [run]``, ``status``, ``explain``, ``plan``, ``cleanup``; a user error is one message."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from proxyd.errors import CannotWorkHereError, UserError
 
 USAGE = 2
 FAILURE = 1
-# Of the command explain: nobody here can answer.
+# Of the commands explain and plan: nobody here can answer.
 NO_ANSWER = 4
-COMMANDS = ("run", "status", "explain", "cleanup")
+COMMANDS = ("run", "status", "explain", "plan", "cleanup")
 # Of the command cleanup only.
 OWN = "--own"
 
@@ -35,7 +35,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except UserError as error:
         return _fail(str(error), USAGE)
     except CannotWorkHereError as error:
-        return _fail(str(error), NO_ANSWER if command == "explain" else FAILURE)
+        return _fail(str(error), NO_ANSWER if command in ("explain", "plan") else FAILURE)
 
 
 def _dispatch(command: str, line: CommandLine, *, own_only: bool) -> int:
@@ -129,7 +129,14 @@ def explain(arguments: Sequence[str]) -> int:
     return answer(arguments)
 
 
-QUESTIONS: Mapping[str, Callable[[Sequence[str]], int]] = {"status": status, "explain": explain}
+def plan(arguments: Sequence[str]) -> int:
+    """Tells what would change; see ``planning`` for the exit status."""
+    from proxyd.planning import plan as make  # noqa: PLC0415
+
+    return make(arguments)
+
+
+QUESTIONS: Mapping[str, Callable[[Sequence[str]], int]] = {"status": status, "explain": explain, "plan": plan}
 
 
 def _say(text: str) -> int:

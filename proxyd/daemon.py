@@ -36,6 +36,7 @@ from proxyd.serve.explaining import Explainer
 from proxyd.serve.health import Moment, is_ready
 from proxyd.serve.localhost import MAX_CONNECTIONS, LocalhostRelay
 from proxyd.serve.metrics import Metrics
+from proxyd.serve.objects import RunningObjects
 from proxyd.serve.report import SOCKET, Report, build_report
 from proxyd.serve.service_health import ServiceHealth
 from proxyd.serve.tracking import TrackingCollector
@@ -246,7 +247,8 @@ class Daemon:
             self._server.add_listener(*config.healthz_address, routes, give_up, self._no_health_address)
         localhost = bool(localhost_settings(config, config.localhost_node_ports))
         explain = Explainer(self._store, self._status, own_addresses, localhost=localhost)
-        self._server.add_local_listener(SOCKET, app.local_routes(self._report, explain))
+        running = RunningObjects(self._store, self._status, config.given)
+        self._server.add_local_listener(SOCKET, app.local_routes(self._report, explain, running))
         self._loop.subscribe(self._localhost.update)
         self._loop.subscribe(ServiceHealth(self._server, self._is_ready, self._no_health_check_port).update)
         self._loop.subscribe(self._passed)

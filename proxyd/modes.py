@@ -111,14 +111,8 @@ def _iptables(config: Config, policy: NodePolicy, families: Sequence[Family], pa
     version = max(each.version() for each in tools.values())
     localhost = bool(localhost_settings(config, config.localhost_node_ports))
     accounting = NetlinkAccounting()
-    wanted = {INVALID_DROPPED: policy.drop_invalid, LOCALHOST_ACCEPTED: localhost}
-    counters, why_none = usable(accounting, (each for each in wanted if wanted[each]), tuple(tools.values()))
-    style = Style(
-        drop_invalid=policy.drop_invalid,
-        localhost_node_ports=localhost,
-        random_ports=version >= _RANDOM_FULLY,
-        counters=counters,
-    )
+    counters, why_none = usable(accounting, counters_wanted(policy, localhost=localhost), tuple(tools.values()))
+    style = rule_style(policy, version, counters, localhost=localhost)
     lookup, stopping, progress, clean_flows, _ = parts
     rules = {
         family: IptReconciler(family, ToolRules(each), lookup, style, stopping, progress, clean_flows)
@@ -137,6 +131,22 @@ def _iptables(config: Config, policy: NodePolicy, families: Sequence[Family], pa
         share=_SHARE,
         collector=AccountedPackets(accounting.packets, counters),
         detected=(*_found(chosen, version, localhost=localhost), _counting(why_none)),
+    )
+
+
+def counters_wanted(policy: NodePolicy, *, localhost: bool) -> tuple[str, ...]:
+    """The counters that rules of iptables mode use where the node has them."""
+    wanted = {INVALID_DROPPED: policy.drop_invalid, LOCALHOST_ACCEPTED: localhost}
+    return tuple(each for each in wanted if wanted[each])
+
+
+def rule_style(policy: NodePolicy, version: tuple[int, ...], counters: frozenset[str], *, localhost: bool) -> Style:
+    """How rules of iptables mode are written. ``version`` is that of the tools, ``counters`` are those that there are."""
+    return Style(
+        drop_invalid=policy.drop_invalid,
+        localhost_node_ports=localhost,
+        random_ports=version >= _RANDOM_FULLY,
+        counters=counters,
     )
 
 

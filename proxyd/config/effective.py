@@ -37,7 +37,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     ``localhost_node_ports`` says whether node ports may be served on loopback addresses that these include.
     ``cluster_cidrs`` has at most one range of each family. ``healthz_address`` and ``metrics_address`` are (host, port),
     None where disabled. ``document`` is all of it in the file's terms. ``unused`` names flags and fields that were given
-    and do nothing; ``warnings`` is for people, one line each.
+    and do nothing; ``warnings`` is for people, one line each. ``given`` are the flags as they were given.
     """
 
     mode: str
@@ -68,6 +68,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     document: Document = msgspec.field(default_factory=Document)
     unused: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
+    given: dict[str, tuple[str, ...]] = {}
 
 
 def load(line: CommandLine) -> Config:
@@ -92,6 +93,7 @@ def resolve(parsed: Parsed, line: CommandLine) -> Config:
         manifests=flags.manifests or None,
         unused=(*applied.leftovers, *without_effect(applied.document, applied.origins)),
         warnings=(*parsed.warnings, *applied.warnings, *advise(applied.document)),
+        given=line.given,
     )
 
 
@@ -115,7 +117,7 @@ def as_file(config: Config) -> tuple[str, tuple[str, ...]]:
 
 
 def _meaning(config: Config) -> Config:
-    return msgspec.structs.replace(config, document=Document(), unused=(), warnings=())
+    return msgspec.structs.replace(config, document=Document(), unused=(), warnings=(), given={})
 
 
 def _read(path: str) -> Parsed:

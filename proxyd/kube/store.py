@@ -80,6 +80,11 @@ class Intake(Generic[T]):
                 del self._store.unreadable[self.kind, key]
             self._store.listed(self)
 
+    def overlay(self, more: Intake[T]) -> None:
+        """Takes all objects of another store's intake, in addition to and in place of its own."""
+        for key, value in more.objects.items():
+            self.put(Decoded(key, "", value))
+
     def _put(self, decoded: Decoded[T]) -> None:
         if decoded.refused:
             name = "/".join(part for part in decoded.key if part)
@@ -146,6 +151,17 @@ class Store:
         """All Services, as they are right now."""
         with self.lock:
             return tuple(self.services.objects.values())
+
+    def all_slices(self) -> tuple[EndpointSlice, ...]:
+        """All EndpointSlices, as they are right now."""
+        with self.lock:
+            return tuple(self.slices.objects.values())
+
+    def load(self, services: Iterable[Service], slices: Iterable[EndpointSlice], node: Node | None) -> None:
+        """Takes these objects for all there are."""
+        self.services.replace(Decoded(each.key, "", each) for each in services)
+        self.slices.replace(Decoded((each.namespace, each.name), "", each) for each in slices)
+        self.nodes.replace([Decoded(("", node.name), "", node)] if node is not None else [])
 
     def node_ports(self) -> dict[tuple[str, int], ServiceKey]:
         """Whose each node port is, by protocol and number; of two that claim one, either. Goes through all Services."""

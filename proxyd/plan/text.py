@@ -56,7 +56,8 @@ def _family(plan: FamilyPlan) -> Iterator[str]:
     services = plan.difference.services
     counts = [f"{sum(each.what is what for each in services)} {what}" for what in What]
     counts.append(f"{plan.difference.unchanged} unchanged")
-    yield f"{plan.family}: Services: {', '.join(counts)}; {_count(plan.operations, 'operation')} in {_count(plan.calls, 'call')}"
+    written = f"{_count(plan.operations, 'operation')} in {_count(plan.calls, 'call')}"
+    yield f"{plan.family}: Services: {', '.join(counts)}; {written}"
     for line in plan.settings:
         yield f"  ~ {line}"
     for each in services:

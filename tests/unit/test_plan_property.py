@@ -1,4 +1,4 @@
-"""A plan is what is then written, and its summary is what a reader of the kernel finds different: both modes, any Services."""
+"""A plan is what is then written, and its summary is what a reader of the kernel finds different, in both modes."""
 
 from __future__ import annotations
 

@@ -18,12 +18,7 @@ from proxyd.plan.nft_served import Affinity, Generation, Value
 def read_generation(library: Library, family: Family) -> Generation | None:
     """What is in force of our table, None where nothing is. Raises ``KernelRefusedError``."""
     table = f"{FAMILY_WORD[family]} {TABLE}"
-    try:
-        number = _in_force(library.query(f"list chain {table} {IN_FORCE}"))
-    except KernelRefusedError as error:
-        if "No such file" in str(error):
-            return None
-        raise
+    number = generation_in_force(library, family)
     if number is None:
         return None
     prefix = f"g{number}/"
@@ -41,6 +36,16 @@ def read_generation(library: Library, family: Family) -> Generation | None:
             affinity.setdefault(rule["chain"].removeprefix(prefix), []).append(rule["expr"])
     chains = {name: _affinity(rules) for name, rules in affinity.items()}
     return Generation(elements, {name: each for name, each in chains.items() if each.endpoints})
+
+
+def generation_in_force(library: Library, family: Family) -> int | None:
+    """The generation that the base chains lead to, None where there are none. Raises ``KernelRefusedError``."""
+    try:
+        return _in_force(library.query(f"list chain {FAMILY_WORD[family]} {TABLE} {IN_FORCE}"))
+    except KernelRefusedError as error:
+        if "No such file" in str(error):
+            return None
+        raise
 
 
 def _in_force(listed: list[dict[str, Any]]) -> int | None:

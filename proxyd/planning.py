@@ -1,0 +1,275 @@
+"""``proxyd plan``: what this node would change with other objects, configuration, mode or proxy. Writes nothing."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from proxyd import logs
+from proxyd.config import CommandLine, Config, ConfigError, differences, load, read_arguments
+from proxyd.desired.host import local_addresses
+from proxyd.desired.settings import NodePolicy, node_settings
+from proxyd.errors import UserError
+from proxyd.explain.answering import NoAnswerError
+from proxyd.foreseeing import Recorders
+from proxyd.kernel import host
+from proxyd.kernel.addresses import KernelHost
+from proxyd.kernel.present import present, removal
+from proxyd.kube.store import Store
+from proxyd.model import Family, Finding, Node, NodeSettings, Reason
+from proxyd.objects import listed, manifests, overlaid
+from proxyd.plan.answer import DIFFERS, NOTHING, FamilyPlan, How, Plan, Write
+from proxyd.plan.served import Serving, difference
+from proxyd.plan.text import plan_text
+from proxyd.serve.ask import NotRunningError, ask
+from proxyd.serve.objects import PATH, Running
+from proxyd.startup import check_host, mismatches, policy_of
+from proxyd.sync.facts import node_findings
+from proxyd.sync.foresight import Foreseen, Wanted, change, start
+
+OWN_FLAGS = {"--apply": False, "--output": False, "--rules": True}
+OWN_LETTERS = {"o": "--output"}
+_SOURCES = ("--manifests", "--kubeconfig", "--master")
+HELP = """\
+proxyd plan: what this node would change, as a summary of each Service and as exact rules. Nothing is written.
+
+  proxyd plan --apply DIR                   if these manifests were applied to what the running proxyd serves
+  proxyd plan --proxy-mode MODE             if proxyd were started anew in this mode
+  proxyd plan --config FILE                 if it were started anew with this configuration; other flags of run likewise
+  proxyd plan --manifests DIR               if these manifests were all there is
+  proxyd plan --kubeconfig FILE             if proxyd were started here, and took over from kube-proxy
+
+  --apply DIR               manifests that come on top of what is served; nothing goes
+  --rules                   also the text that nft or iptables-restore would be given
+  -o, --output text|json    for people or for programs
+
+Flags of run count on top of those of the running proxyd, if one runs here.
+
+Exit status: 0 nothing would change, 2 no question, 4 nobody can answer, 5 something would change.
+"""
+
+
+class Asked(NamedTuple):
+    """The command line: how to answer, and the flags of run."""
+
+    apply: str
+    output: str
+    rules: bool
+    line: CommandLine
+
+
+class Question(NamedTuple):
+    """What is to be planned: the configuration and objects that are wanted, and the proxyd that runs here, if any."""
+
+    config: Config
+    wanted: Store
+    running: Running | None
+    before: Store
+    changed: tuple[str, ...]
+    how: How
+
+
+def plan(arguments: Sequence[str]) -> int:
+    """Plans; gives the exit status. Raises ``UserError``, ``CannotWorkHereError``."""
+    if {"-h", "--help"} & set(arguments):
+        sys.stdout.write(HELP)
+        return NOTHING
+    asked = read_plan(arguments)
+    logs.configure("text", -1)
+    told = make_plan(question(asked, _ask_running()), rules=asked.rules)
+    if asked.output == "json":
+        sys.stdout.write(msgspec.json.format(msgspec.json.encode(told), indent=2).decode() + "\n")
+    else:
+        sys.stdout.write(plan_text(told))
+    return DIFFERS if told.differs else NOTHING
+
+
+def read_plan(arguments: Sequence[str]) -> Asked:
+    """Takes the arguments apart. Raises ``UserError``."""
+    given = read_arguments(arguments, OWN_FLAGS, OWN_LETTERS)
+    if given.problems:
+        raise ConfigError(tuple(map(str, given.problems)))
+    output = given.text("--output") or "text"
+    if output not in ("text", "json"):
+        raise UserError(f"--output: must be text or json, got {output!r}")
+    line = CommandLine({flag: texts for flag, texts in given.given.items() if flag not in OWN_FLAGS})
+    apply = given.text("--apply") or ""
+    if apply and "--manifests" in line.given:
+        raise UserError("--apply: goes on top of what is served, and --manifests is all there is: give one of them")
+    return Asked(apply, output, given.text("--rules") == "true", line)
+
+
+def _ask_running() -> Running | None:
+    """What the proxyd of this network namespace has, None where none runs."""
+    try:
+        body = ask(PATH)
+    except NotRunningError as error:
+        if "no proxyd runs" in str(error):
+            return None
+        raise
+    try:
+        return msgspec.json.decode(body, type=Running)
+    except msgspec.MsgspecError as error:
+        raise NoAnswerError(f"the running proxyd is of another version ({error})") from error
+
+
+def question(asked: Asked, running: Running | None) -> Question:
+    """Puts flags, running proxyd and sources of objects together. Raises ``UserError``, ``CannotWorkHereError``."""
+    mine = asked.line.given
+    theirs = dict(running.given) if running is not None else {}
+    if set(_SOURCES) & mine.keys():
+        theirs = {flag: texts for flag, texts in theirs.items() if flag not in _SOURCES}
+    config = load(CommandLine({**theirs, **mine}))
+    check_host(config, host.supported_families())
+    before = Store()
+    if running is not None:
+        before.load(running.services, running.slices, running.node)
+    wanted = _objects(config, before if running is not None else None, mine)
+    if asked.apply:
+        overlaid(wanted, manifests(asked.apply, policy_of(config).node_name))
+    changed, how = _how(config, running)
+    return Question(config, wanted, running, before, changed, how)
+
+
+def _objects(config: Config, running: Store | None, mine: dict[str, tuple[str, ...]]) -> Store:
+    """Objects of the source that was asked for, else those of the running proxyd."""
+    node_name = policy_of(config).node_name
+    if config.manifests is not None and (running is None or "--manifests" in mine):
+        found = manifests(config.manifests, node_name)
+    elif running is None or {"--kubeconfig", "--master"} & mine.keys():
+        if not (config.kubeconfig or config.master):
+            raise NoAnswerError("no proxyd runs in this network namespace: say --manifests DIR or --kubeconfig FILE")
+        found = listed(config, node_name)
+    else:
+        found = Store()
+        found.load(running.all_services(), running.all_slices(), running.node())
+    if running is not None and found.node() is None:
+        found.load(found.all_services(), found.all_slices(), running.node())
+    return found
+
+
+def _how(config: Config, running: Running | None) -> tuple[tuple[str, ...], How]:
+    """What of the running proxyd's configuration would differ, and whether it would have to start anew for it."""
+    if running is None:
+        return (), How.START
+    try:
+        known = load(CommandLine(running.given))
+    except ConfigError:
+        return ("the configuration file cannot be read any more",), How.START
+    # Where objects come from is not what they are.
+    same = msgspec.structs.replace(
+        known, manifests=config.manifests, kubeconfig=config.kubeconfig, master=config.master
+    )
+    changed = tuple(each for each in differences(same, config) if each != "clientConnection.kubeconfig")
+    return changed, How.START if changed or running.mode != config.mode else How.CHANGE
+
+
+def make_plan(asked: Question, *, rules: bool) -> Plan:
+    """Works everything out. Raises ``UserError``, ``CannotWorkHereError``."""
+    config, running = asked.config, asked.running
+    families, policy = host.supported_families(), policy_of(config)
+    recorders = Recorders(config, policy, families)
+    here = KernelHost().read()
+    node = asked.wanted.node()
+    plans, whose = [], "no rules for Services"
+    findings: list[Finding] = list(_about_node(asked, policy, families, node))
+    for family in families:
+        settings = node_settings(family, policy, node, local_addresses(here))
+        if asked.how is How.CHANGE and running is not None and running.node == node:
+            settings = running.settings.get(family, settings)
+        wanted = Wanted(asked.wanted, settings)
+        before, from_where, foreseen = _foresee(asked, recorders, family, wanted)
+        whose = from_where if before or running else whose
+        plans.append(_family(family, before, foreseen, _settings(running, settings), rules=rules))
+        findings += foreseen.findings
+    stand = frozenset(running.findings) if running is not None else frozenset[Finding]()
+    removals = (removal(each) for each in recorders.predecessors())
+    return Plan(
+        mode=config.mode,
+        how=asked.how,
+        before=whose,
+        families=tuple(plans),
+        configuration=asked.changed,
+        removals=tuple(each for each in removals if each is not None),
+        findings=tuple(sorted(set(findings), key=str)),
+        solved=tuple(sorted((each for each in stand - set(findings) if _objects_own(each)), key=str)),
+        notes=tuple(_notes(asked, recorders)),
+    )
+
+
+def _foresee(asked: Question, recorders: Recorders, family: Family, wanted: Wanted) -> tuple[Serving, str, Foreseen]:
+    """What is served before, by whose account, and what would be written."""
+    running = asked.running
+    if running is None or family not in running.settings:
+        found = present(family)
+        return found.serving, found.whose, start(recorders.on_kernel(family), wanted)
+    had = Wanted(asked.before, running.settings[family])
+    whose = f"the running proxyd ({running.mode} mode)"
+    if asked.how is How.CHANGE:
+        before, foreseen = change(recorders.running(family), had, wanted)
+        return before, whose, foreseen
+    before = start(recorders.in_mode(running.mode, family), had).serving
+    return before, whose, start(recorders.on_kernel(family), wanted)
+
+
+def _family(
+    family: Family, before: Serving, foreseen: Foreseen, settings: tuple[str, ...], *, rules: bool
+) -> FamilyPlan:
+    writes = [Write(each) for each in foreseen.writes] + [Write(each, tidies=True) for each in foreseen.tidying]
+    return FamilyPlan(
+        family=family,
+        difference=difference(before, foreseen.serving),
+        operations=foreseen.operations,
+        calls=len(foreseen.writes),
+        settings=settings,
+        writes=tuple(writes) if rules else (),
+    )
+
+
+def _settings(running: Running | None, after: NodeSettings) -> tuple[str, ...]:
+    """The settings of the node that differ, in the words of ``NodeSettings``."""
+    before = running.settings.get(after.family) if running is not None else None
+    if before is None:
+        return ()
+    was, now = msgspec.structs.asdict(before), msgspec.structs.asdict(after)
+    return tuple(f"{name}: {_shown(was[name])} -> {_shown(now[name])}" for name in now if was[name] != now[name])
+
+
+def _shown(value: object) -> str:
+    match value:
+        case None:
+            return "not set"
+        case tuple():
+            return ",".join(map(str, value)) or "none"
+        case msgspec.Struct():
+            return ",".join(str(each) for each in msgspec.structs.astuple(value) if each)
+    return str(value)
+
+
+def _about_node(
+    asked: Question, policy: NodePolicy, families: Sequence[Family], node: Node | None
+) -> Iterator[Finding]:
+    config, store = asked.config, asked.wanted
+    yield from store.unreadable.values()
+    expected = policy.node_name if config.manifests is None else ""
+    yield from node_findings(store, policy, expected)
+    for each in mismatches(config, policy, families, node):
+        yield Finding("Node", policy.node_name, Reason.FAMILY_MISMATCH, each.message)
+
+
+def _objects_own(finding: Finding) -> bool:
+    """Whether a finding is about what a plan can tell: not what only the kernel or a running process can say."""
+    return finding.reason not in (Reason.KERNEL_REFUSED, Reason.CONFIGURATION_REFUSED, Reason.INTERNAL_ERROR)
+
+
+def _notes(asked: Question, recorders: Recorders) -> Iterator[str]:
+    yield from recorders.notes
+    running = asked.running
+    if running is None:
+        return
+    refused = sorted({str(key) for keys in running.quarantined.values() for key in keys})
+    if refused:
+        yield f"the kernel refuses {', '.join(refused)} of the running proxyd; here they count as if it took them"
