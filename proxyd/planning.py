@@ -15,13 +15,14 @@ from proxyd.desired.settings import NodePolicy, node_settings
 from proxyd.errors import UserError
 from proxyd.explain.answering import NoAnswerError
 from proxyd.foreseeing import Recorders
+from proxyd.ipt.ownership import NFT_TABLE
 from proxyd.kernel import host
 from proxyd.kernel.addresses import KernelHost
 from proxyd.kernel.present import present, removal
 from proxyd.kube.store import Store
 from proxyd.model import Family, Finding, Node, NodeSettings, Reason
 from proxyd.objects import listed, manifests, overlaid
-from proxyd.plan.answer import DIFFERS, NOTHING, FamilyPlan, How, Plan, Write
+from proxyd.plan.answer import DIFFERS, NOTHING, FamilyPlan, How, Plan, Removal, Write
 from proxyd.plan.served import Serving, difference
 from proxyd.plan.text import plan_text
 from proxyd.serve.ask import NotRunningError, ask
@@ -186,17 +187,17 @@ def make_plan(asked: Question, *, rules: bool) -> Plan:
         plans.append(_family(family, before, foreseen, _settings(running, settings), rules=rules))
         findings += foreseen.findings
     stand = frozenset(running.findings) if running is not None else frozenset[Finding]()
-    removals = (removal(each) for each in recorders.predecessors())
+    removals = tuple(each for each in map(removal, recorders.predecessors()) if each is not None)
     return Plan(
         mode=config.mode,
         how=asked.how,
         before=whose,
         families=tuple(plans),
         configuration=asked.changed,
-        removals=tuple(each for each in removals if each is not None),
+        removals=removals,
         findings=tuple(sorted(set(findings), key=str)),
         solved=tuple(sorted((each for each in stand - set(findings) if _objects_own(each)), key=str)),
-        notes=tuple(_notes(asked, recorders)),
+        notes=(*recorders.notes, *_notes(running, removals)),
     )
 
 
@@ -265,11 +266,9 @@ def _objects_own(finding: Finding) -> bool:
     return finding.reason not in (Reason.KERNEL_REFUSED, Reason.CONFIGURATION_REFUSED, Reason.INTERNAL_ERROR)
 
 
-def _notes(asked: Question, recorders: Recorders) -> Iterator[str]:
-    yield from recorders.notes
-    running = asked.running
-    if running is None:
-        return
-    refused = sorted({str(key) for keys in running.quarantined.values() for key in keys})
+def _notes(running: Running | None, removals: Sequence[Removal]) -> Iterator[str]:
+    if running is None and any(NFT_TABLE in each.place.split() for each in removals):
+        yield "rules of kube-proxy's nftables mode are not read: what it serves counts as added here"
+    refused = {str(key) for keys in running.quarantined.values() for key in keys} if running is not None else ()
     if refused:
-        yield f"the kernel refuses {', '.join(refused)} of the running proxyd; here they count as if it took them"
+        yield f"the kernel refuses {', '.join(sorted(refused))} now; here that counts as if it were served"

@@ -9,13 +9,14 @@ from typing import Any
 
 import pytest
 
-from tests.cluster.manifests import manifest
+from tests.cluster.manifests import VIP, manifest
 from tests.cluster.modes import ALSO_NFT, EVERY_MODE, Mode
 from tests.program import FLAGS, PROXYD, Proxyd, until, write
 from tests.topology import ADDRESSES, V4, Topology
 
 NEW = "10.96.0.20"
 POD1, POD3, POD4 = (f"{ADDRESSES[pod][V4]}" for pod in ("pod1", "pod3", "pod4"))
+SETTINGS = "conntrack_(max|tcp)|route_localnet|ip_forward"
 SWITCHED = {Mode.NFTABLES: "iptables", Mode.NFT: "nftables", Mode.LEGACY: "nftables"}
 
 
@@ -30,9 +31,7 @@ def traces(world: Topology) -> dict[str, str]:
             if "expires" not in line
         ),
         "sockets": run("ss", "-Hlntux").stdout,
-        "settings": run(
-            "sh", "-c", "sysctl -a 2>/dev/null | grep -E 'conntrack_(max|tcp)|route_localnet|ip_forward'"
-        ).stdout,
+        "settings": run("sh", "-c", f"sysctl -a 2>/dev/null | grep -E '{SETTINGS}'").stdout,
     }
     for tool in ("iptables-legacy-save", "ip6tables-legacy-save"):
         lines = run(tool).stdout.splitlines()
@@ -40,12 +39,15 @@ def traces(world: Topology) -> dict[str, str]:
     return found
 
 
+def asked(world: Topology, *words: str) -> subprocess.CompletedProcess[str]:
+    command = world.node.command(PROXYD, "plan", *words)
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+
+
 def plan(world: Topology, *words: str) -> subprocess.CompletedProcess[str]:
     """Plans, and sees to it that nothing is another thing after it."""
     before = traces(world)
-    done = subprocess.run(
-        world.node.command(PROXYD, "plan", *words), capture_output=True, text=True, check=False, timeout=120
-    )
+    done = asked(world, *words)
     assert traces(world) == before
     return done
 
@@ -86,7 +88,7 @@ def test_manifests_that_would_be_applied(node: Topology, mode: Mode, folder: Pat
         # Then it really happens, and there is nothing more to be done.
         for each in ("web", "new"):
             write(folder, f"{each}.yaml", (new / f"{each}.yaml").read_text())
-        until(lambda: plan(node, "--manifests", str(folder)).returncode == 0, "it is served")
+        until(lambda: asked(node, "--manifests", str(folder)).returncode == 0, "it is served")
         assert planned(node, "--apply", str(new), status=0)["families"][0]["difference"]["unchanged"] == 2
         # As all there is, one of them alone takes the other away.
         (new / "new.yaml").unlink()
@@ -141,7 +143,7 @@ def test_the_text_of_a_start_is_what_a_start_writes(node: Topology, mode: Mode, 
     with Proxyd(node, folder, log, flags=mode.flags):
         pass
     assert rules(node) == by_hand
-    assert "10.96.0.10" in by_hand
+    assert VIP in by_hand
     # That everything is written anew is no change.
     assert changes(planned(node, *words, status=0)) == {}
 
@@ -152,7 +154,9 @@ def rules(world: Topology) -> str:
     return "\n".join(sorted(line for line in listed.splitlines() if "nfacct" not in line))
 
 
-KUBE_PROXY = """
+WEB = f'-d {VIP}/32 -p tcp -m comment --comment "default/web:http cluster IP" -m tcp --dport 80'
+NAMED = '-m comment --comment "default/web:http"'
+KUBE_PROXY = f"""
 *nat
 :KUBE-SERVICES - [0:0]
 :KUBE-NODEPORTS - [0:0]
@@ -162,9 +166,9 @@ KUBE_PROXY = """
 :KUBE-SEP-AAAAAAAAAAAAAAAA - [0:0]
 -A PREROUTING -m comment --comment "kubernetes service portals" -j KUBE-SERVICES
 -A OUTPUT -m comment --comment "kubernetes service portals" -j KUBE-SERVICES
--A KUBE-SERVICES -d 10.96.0.10/32 -p tcp -m comment --comment "default/web:http cluster IP" -m tcp --dport 80 -j KUBE-SVC-AAAAAAAAAAAAAAAA
--A KUBE-SVC-AAAAAAAAAAAAAAAA -m comment --comment "default/web:http -> 10.244.1.11:8080" -j KUBE-SEP-AAAAAAAAAAAAAAAA
--A KUBE-SEP-AAAAAAAAAAAAAAAA -p tcp -m comment --comment "default/web:http" -m tcp -j DNAT --to-destination 10.244.1.11:8080
+-A KUBE-SERVICES {WEB} -j KUBE-SVC-AAAAAAAAAAAAAAAA
+-A KUBE-SVC-AAAAAAAAAAAAAAAA -m comment --comment "default/web:http -> {POD1}:8080" -j KUBE-SEP-AAAAAAAAAAAAAAAA
+-A KUBE-SEP-AAAAAAAAAAAAAAAA -p tcp {NAMED} -m tcp -j DNAT --to-destination {POD1}:8080
 COMMIT
 """
 
@@ -172,13 +176,13 @@ COMMIT
 @pytest.mark.modes(Mode.NFTABLES, Mode.NFT, Mode.LEGACY)
 def test_taking_over_from_kube_proxy(node: Topology, mode: Mode, folder: Path) -> None:
     tool = "iptables-legacy" if mode is Mode.LEGACY else "iptables-nft"
-    node.node.run(f"{tool}-restore", "--noflush", stdin=KUBE_PROXY.replace("10.244.1.11", POD1))
+    node.node.run(f"{tool}-restore", "--noflush", stdin=KUBE_PROXY)
     told = planned(node, "--manifests", str(folder), *FLAGS)
     assert told["before"] == f"the rules of kube-proxy's iptables mode ({tool})"
     assert changes(told) == {"default/web": "changed"}
     (change,) = told["families"][0]["difference"]["services"][0]["frontends"]
-    assert [each["address"] for each in change["before"]["endpoints"]] == [POD1]
-    assert [each["address"] for each in change["after"]["endpoints"]] == sorted([POD1, POD3])
+    assert change["before"]["endpoints"] == [[POD1, 8080]]
+    assert change["after"]["endpoints"] == [[POD1, 8080], [POD3, 8080]]
     (gone,) = told["removals"]
     assert (gone["whose"], gone["chains"], gone["jumps"]) == ("kube-proxy", 6, 2)
     write(folder, "web.yaml", manifest(pods=("pod1",)))
