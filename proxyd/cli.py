@@ -7,6 +7,8 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from msgspec.structs import replace
+
 from proxyd import __version__, logs
 from proxyd.config import CommandLine, Config, ConfigError, as_file, load, options, read_arguments
 from proxyd.ending import Ending
@@ -58,7 +60,7 @@ def _dispatch(command: str, line: CommandLine, *, own_only: bool) -> int:
         return write_config(config, asked.write_config_to)
     if asked.init_only:
         return init_only(config)
-    return run(config, asked.config, lambda: load(line))
+    return run(replace(config, given=line.given), asked.config, lambda: load(line))
 
 
 def run(config: Config, file: str, read_again: Callable[[], Config]) -> int:

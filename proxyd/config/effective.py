@@ -37,7 +37,8 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     ``localhost_node_ports`` says whether node ports may be served on loopback addresses that these include.
     ``cluster_cidrs`` has at most one range of each family. ``healthz_address`` and ``metrics_address`` are (host, port),
     None where disabled. ``document`` is all of it in the file's terms. ``unused`` names flags and fields that were given
-    and do nothing; ``warnings`` is for people, one line each. ``given`` are the flags as they were given.
+    and do nothing; ``warnings`` is for people, one line each. ``given`` are the flags of the
+    daemon as they were given, for whoever asks.
     """
 
     mode: str
@@ -93,7 +94,6 @@ def resolve(parsed: Parsed, line: CommandLine) -> Config:
         manifests=flags.manifests or None,
         unused=(*applied.leftovers, *without_effect(applied.document, applied.origins)),
         warnings=(*parsed.warnings, *applied.warnings, *advise(applied.document)),
-        given=line.given,
     )
 
 

@@ -17,7 +17,9 @@ MANIFESTS = re.findall(r"^```yaml\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
 EXAMPLES = re.findall(r"^```\n\$ proxyd plan ([^\n]+)\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
 
 
-def test_each_example_is_what_is_said(node: Topology, folder: Path, log: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_example_is_what_is_said(
+    node: Topology, folder: Path, log: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name, text in zip(("manifests", "new"), MANIFESTS, strict=True):
         (tmp_path / name).mkdir(exist_ok=True)
         write(tmp_path / name, "web.yaml", text)
