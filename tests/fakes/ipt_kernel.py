@@ -19,13 +19,17 @@ Predicate = Callable[[Transaction], bool]
 
 
 class FakeKernel:
-    """One family. ``commits`` are the calls that were carried out; ``watchers`` are called after each of them."""
+    """One family. ``commits`` are the calls that were carried out, ``calls`` the transactions in each.
+
+    ``watchers`` are called after each of them.
+    """
 
     def __init__(self, family: Family = Family.IPV4, batch: int = 100) -> None:
         self.family = family
         self.batch = batch
         self.rules = FakeRules()
         self.commits: list[Transaction] = []
+        self.calls: list[tuple[Transaction, ...]] = []
         self.refused: list[Transaction] = []
         self.watchers: list[Callable[[], None]] = []
         self.listings = 0
@@ -59,7 +63,8 @@ class FakeKernel:
 
     def commit(self, transactions: Iterable[Transaction]) -> None:
         """See ``IptRules``."""
-        transaction = _merged(self.family, list(transactions))
+        parts = list(transactions)
+        transaction = _merged(self.family, parts)
         try:
             self._trouble(transaction)
             self.rules.commit(transaction)
@@ -67,6 +72,7 @@ class FakeKernel:
             self.refused.append(transaction)
             raise
         self.commits.append(transaction)
+        self.calls.append(tuple(parts))
         for watcher in self.watchers:
             watcher()
         if any(holds(transaction) for holds in self._unclear):

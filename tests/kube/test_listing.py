@@ -9,7 +9,7 @@ from proxyd.config import load, read_arguments
 from proxyd.explain.answering import NoAnswerError
 from proxyd.objects import listed
 from tests.fakes import apiserver as fake
-from tests.fakes.apiobjects import endpoint_slice, service
+from tests.fakes.apiobjects import endpoint_slice
 from tests.fakes.apiserver import ApiServer
 from tests.kube.rig import Rig
 
@@ -18,7 +18,7 @@ def test_everything_is_listed_once(rig: Rig, api: ApiServer) -> None:
     assert rig is not None
     api.put(fake.SLICES, endpoint_slice("a-1", "a", ["10.244.1.1"]))
     store = listed(load(read_arguments(["--master", api.url])), "node1")
-    assert sorted(key.name for key in store.keys()) == ["a", "b"]
+    assert sorted(each.key.name for each in store.all_services()) == ["a", "b"]
     assert [each.name for each in store.all_slices()] == ["a-1"]
     assert store.node() is None
 

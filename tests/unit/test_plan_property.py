@@ -66,18 +66,21 @@ def serving(world: AnyWorld) -> Serving:
 
 def written(world: AnyWorld) -> tuple[list[str], int, list[str]]:
     """Brings the world up to date; gives what was written, the operations in it, and what was deleted afterwards."""
-    kernel = world.ruleset if isinstance(world, World) else world.kernel
-    kernel.commits.clear()
+    taken(world)
     world.sync()
-    first, operations = [text(each) for each in kernel.commits], world.reconciler.operations
-    kernel.commits.clear()
+    first, operations = taken(world), world.reconciler.operations
     while world.reconciler.cleanup_owed:
         world.reconciler.cleanup()
-    return first, operations, [text(each) for each in kernel.commits]
+    return first, operations, taken(world)
 
 
-def text(transaction: Any) -> str:
-    return script(transaction) if hasattr(transaction, "add_elements") else "".join(restore_input([transaction]))
+def taken(world: AnyWorld) -> list[str]:
+    """The texts that the kernel was given since the last time."""
+    if isinstance(world, World):
+        commits, world.ruleset.commits = world.ruleset.commits, []
+        return [script(each) for each in commits]
+    calls, world.kernel.calls = world.kernel.calls, []
+    return ["".join(restore_input(each)) for each in calls]
 
 
 def put(world: AnyWorld, after: Objects) -> None:
