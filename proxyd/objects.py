@@ -7,9 +7,20 @@ import time
 from proxyd.config import Config
 from proxyd.explain.answering import NoAnswerError
 from proxyd.kube.store import Store
+from proxyd.serve.objects import Running
 
 # Seconds in which the API server has to have listed everything.
 PATIENCE = 30.0
+
+
+def of_running(running: Running) -> Store:
+    """What a running proxyd has, with what it could not read."""
+    store = Store()
+    store.load(running.services, running.slices, running.node)
+    for each in running.unreadable:
+        namespace, _, name = each.object.rpartition("/")
+        store.unreadable[each.kind, (namespace, name)] = each
+    return store
 
 
 def manifests(folder: str, node_name: str) -> Store:

@@ -21,7 +21,7 @@ from proxyd.kernel.addresses import KernelHost
 from proxyd.kernel.present import present, removal
 from proxyd.kube.store import Store
 from proxyd.model import Family, Finding, Node, NodeSettings, Reason
-from proxyd.objects import listed, manifests, overlaid
+from proxyd.objects import listed, manifests, of_running, overlaid
 from proxyd.plan.answer import DIFFERS, NOTHING, FamilyPlan, How, Plan, Removal, Write
 from proxyd.plan.served import Serving, difference
 from proxyd.plan.text import plan_text
@@ -125,17 +125,15 @@ def question(asked: Asked, running: Running | None) -> Question:
         theirs = {flag: texts for flag, texts in theirs.items() if flag not in _SOURCES}
     config = load(CommandLine({**theirs, **mine}))
     check_host(config, host.supported_families())
-    before = Store()
-    if running is not None:
-        before.load(running.services, running.slices, running.node)
-    wanted = _objects(config, before if running is not None else None, mine)
+    before = of_running(running) if running is not None else Store()
+    wanted = _objects(config, running, mine)
     if asked.apply:
         overlaid(wanted, manifests(asked.apply, policy_of(config).node_name))
     changed, how = _how(config, running)
     return Question(config, wanted, running, before, changed, how)
 
 
-def _objects(config: Config, running: Store | None, mine: dict[str, tuple[str, ...]]) -> Store:
+def _objects(config: Config, running: Running | None, mine: dict[str, tuple[str, ...]]) -> Store:
     """Objects of the source that was asked for, else those of the running proxyd."""
     node_name = policy_of(config).node_name
     if config.manifests is not None and (running is None or "--manifests" in mine):
@@ -145,10 +143,9 @@ def _objects(config: Config, running: Store | None, mine: dict[str, tuple[str, .
             raise NoAnswerError("no proxyd runs in this network namespace: say --manifests DIR or --kubeconfig FILE")
         found = listed(config, node_name)
     else:
-        found = Store()
-        found.load(running.all_services(), running.all_slices(), running.node())
+        found = of_running(running)
     if running is not None and found.node() is None:
-        found.load(found.all_services(), found.all_slices(), running.node())
+        found.load_node(running.node)
     return found
 
 
@@ -196,7 +193,7 @@ def make_plan(asked: Question, *, rules: bool) -> Plan:
         configuration=asked.changed,
         removals=removals,
         findings=tuple(sorted(set(findings), key=str)),
-        solved=tuple(sorted((each for each in stand - set(findings) if _objects_own(each)), key=str)),
+        solved=tuple(sorted((each for each in stand - set(findings) if _is_foreseeable(each)), key=str)),
         notes=(*recorders.notes, *_notes(running, removals)),
     )
 
@@ -261,7 +258,7 @@ def _about_node(
         yield Finding("Node", policy.node_name, Reason.FAMILY_MISMATCH, each.message)
 
 
-def _objects_own(finding: Finding) -> bool:
+def _is_foreseeable(finding: Finding) -> bool:
     """Whether a finding is about what a plan can tell: not what only the kernel or a running process can say."""
     return finding.reason not in (Reason.KERNEL_REFUSED, Reason.CONFIGURATION_REFUSED, Reason.INTERNAL_ERROR)
 

@@ -161,6 +161,10 @@ class Store:
         """Takes these objects for all there are."""
         self.services.replace(Decoded(each.key, "", each) for each in services)
         self.slices.replace(Decoded((each.namespace, each.name), "", each) for each in slices)
+        self.load_node(node)
+
+    def load_node(self, node: Node | None) -> None:
+        """Takes this Node for the own one; other objects stay as they are."""
         self.nodes.replace([Decoded(("", node.name), "", node)] if node is not None else [])
 
     def node_ports(self) -> dict[tuple[str, int], ServiceKey]:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from msgspec.structs import replace
 
 from proxyd.desired.conflicts import FrontendKey
 from proxyd.desired.endpoints import Backend
 from proxyd.errors import UserError
+from proxyd.explain.answering import NoAnswerError
 from proxyd.ipt.objects import ChainName, Table
 from proxyd.ipt.saved import Contents
 from proxyd.kernel.nft.recording import RecordingRuleset
@@ -18,7 +21,8 @@ from proxyd.plan import ipt_served
 from proxyd.plan.answer import FamilyPlan, How, Plan, Removal, Write
 from proxyd.plan.served import Difference, Effect, Served, What, difference
 from proxyd.plan.text import plan_text
-from proxyd.planning import read_plan
+from proxyd.planning import question, read_plan
+from proxyd.serve.objects import Running
 from proxyd.sync.foresight import differing
 from tests import build
 
@@ -180,3 +184,53 @@ def test_own_flags_are_not_flags_of_run() -> None:
     asked = read_plan(["--apply", "a", "--rules", "-o", "json", "--proxy-mode", "iptables"])
     assert (asked.apply, asked.output, asked.rules) == ("a", "json", True)
     assert asked.line.given == {"--proxy-mode": ("iptables",)}
+
+
+UNREADABLE = Finding("Service", "default/odd", Reason.UNREADABLE_OBJECT, "not a Service")
+RUNNING = Running(
+    version="",
+    mode="nftables",
+    given={"--cluster-cidr": ("10.244.0.0/16",), "--master": ("http://192.0.2.1",)},
+    settings={V4: build.settings(V4)},
+    services=(build.service("web"),),
+    slices=(),
+    node=build.node(),
+    unreadable=(UNREADABLE,),
+)
+
+
+def test_what_the_running_proxyd_could_not_read_is_not_forgotten() -> None:
+    asked = question(read_plan([]), RUNNING)
+    assert (asked.how, asked.changed) == (How.CHANGE, ())
+    assert [each.key.name for each in asked.wanted.all_services()] == ["web"]
+    assert list(asked.wanted.unreadable.values()) == [UNREADABLE]
+
+
+def test_manifests_are_all_there_is_but_for_the_node(tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_text(
+        "{apiVersion: v1, kind: Service, metadata: {name: a}, spec: {ports: [{port: 80}]}}"
+    )
+    asked = question(read_plan(["--manifests", str(tmp_path)]), RUNNING)
+    assert asked.how is How.CHANGE
+    assert asked.wanted.all_services() == ()
+    assert [each.object for each in asked.wanted.unreadable.values()] == ["default/a"]
+    assert asked.wanted.node() == build.node()
+
+
+@pytest.mark.parametrize(
+    ("words", "changed"),
+    [
+        (["--proxy-mode", "iptables"], "mode"),
+        (["--cluster-cidr", "10.0.0.0/8"], "clusterCIDR"),
+        (["--metrics-port", "1"], "metricsBindAddress"),
+    ],
+)
+def test_another_configuration_is_a_start(words: list[str], changed: str) -> None:
+    asked = question(read_plan(words), RUNNING)
+    assert asked.how is How.START
+    assert changed in asked.changed
+
+
+def test_somebody_has_to_say_what_is_served() -> None:
+    with pytest.raises(NoAnswerError, match="say --manifests DIR or --kubeconfig FILE"):
+        question(read_plan([]), None)
