@@ -9,7 +9,7 @@ import msgspec
 
 from proxyd.desired.forwarding import HealthCheck
 from proxyd.desired.localhost import LocalhostPort
-from proxyd.model import Cause, Family, Finding, Node, NodeSettings, ServiceKey
+from proxyd.model import Cause, Event, Family, Finding, Node, NodeSettings, ServiceKey
 
 # How foreign changes were undone.
 Repair = Literal["mended", "rewritten"]
@@ -27,10 +27,21 @@ class Counts(NamedTuple):
     locked: int = 0
 
 
+class Undone(msgspec.Struct, frozen=True, rename="camel"):
+    """Foreign edits that a pass undid: how many transactions, what they did (for people), and how that was mended."""
+
+    edits: int
+    what: str
+    how: Repair
+
+
 class PassResult(msgspec.Struct, frozen=True):
     """One attempt to bring one family's rules up to date. ``error`` is empty where it succeeded; times in seconds.
 
-    ``refusals`` counts transactions that the kernel refused in it; a pass can get over them and succeed.
+    ``refusals`` counts transactions that the kernel refused in it; a pass can get over them and succeed. ``services``
+    counts those that changed. ``waited`` is the time from the oldest event to the beginning of the pass, ``in_kernel`` what
+    of ``seconds`` went by in calls of the kernel or of its tools. ``events`` are those that the family itself has found: a
+    foreign edit, a retry.
     """
 
     family: Family
@@ -41,6 +52,10 @@ class PassResult(msgspec.Struct, frozen=True):
     error: str = ""
     refusals: int = 0
     counts: Counts = Counts()
+    waited: float = 0.0
+    in_kernel: float = 0.0
+    events: tuple[Event, ...] = ()
+    undone: Undone | None = None
 
 
 class FamilyStatus(msgspec.Struct, frozen=True):
