@@ -1,4 +1,4 @@
-"""The command line: ``proxyd [run]``, ``status``, ``explain``, ``cleanup``; a user error is one message and a status."""
+"""The command line: ``proxyd [run]`` and other commands; a user error is one message and a status."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ USAGE = 2
 FAILURE = 1
 # Of the command explain: nobody here can answer.
 NO_ANSWER = 4
-COMMANDS = ("run", "status", "explain", "cleanup")
+COMMANDS = ("run", "status", "history", "explain", "cleanup")
 # Of the command cleanup only.
 OWN = "--own"
 
@@ -129,7 +129,14 @@ def explain(arguments: Sequence[str]) -> int:
     return answer(arguments)
 
 
-QUESTIONS: Mapping[str, Callable[[Sequence[str]], int]] = {"status": status, "explain": explain}
+def history(arguments: Sequence[str]) -> int:
+    """Prints the last changes, and follows them; see ``history``."""
+    from proxyd.history import history as show  # noqa: PLC0415
+
+    return show(arguments)
+
+
+QUESTIONS: Mapping[str, Callable[[Sequence[str]], int]] = {"status": status, "history": history, "explain": explain}
 
 
 def _say(text: str) -> int:

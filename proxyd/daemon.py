@@ -34,6 +34,7 @@ from proxyd.serve.advice import advise
 from proxyd.serve.collectors import WatchState
 from proxyd.serve.explaining import Explainer
 from proxyd.serve.health import Moment, is_ready
+from proxyd.serve.history import HistoryRoute
 from proxyd.serve.localhost import MAX_CONNECTIONS, LocalhostRelay
 from proxyd.serve.metrics import Metrics
 from proxyd.serve.report import SOCKET, Report, build_report
@@ -102,12 +103,11 @@ class Daemon:
         self._loop: SyncLoop
         self._host = KernelHost()
         self._facts = facts = NodeFacts(policy, self._host.read(), store.host_changed)
-        progress = Progress()
         expected = self._node_name if config.manifests is None else ""
         self._flows = flows = FlowCleaner(Conntrack(), metrics.flows)
         self._meter = Meter(NetlinkCounters(), self._families, ALL if config.all_service_metrics else TOP)
         metrics.add(TrackingCollector(read_tracking))
-        parts = Parts(store.service, self._is_ended, progress.note, flows.give)
+        parts = Parts(store.service, self._is_ended, self._progressed, flows.give)
         if metrics.sync.iptables is not None:
             parts = parts._replace(lock_waited=metrics.sync.iptables.lock_waited)
         mode = build_mode(config, policy, self._families, parts)
@@ -220,6 +220,9 @@ class Daemon:
     def _status(self) -> Status:
         return self._loop.status
 
+    def _progressed(self, family: Family, done: int, of: int) -> None:
+        self._loop.progressed(family, done, of)
+
     def _watch_states(self) -> dict[str, WatchState]:
         return {name: each.state for name, each in self._watches.items()}
 
@@ -246,7 +249,8 @@ class Daemon:
             self._server.add_listener(*config.healthz_address, routes, give_up, self._no_health_address)
         localhost = bool(localhost_settings(config, config.localhost_node_ports))
         explain = Explainer(self._store, self._status, own_addresses, localhost=localhost)
-        self._server.add_local_listener(SOCKET, app.local_routes(self._report, explain))
+        history = HistoryRoute(self._loop.history, self._identity.started)
+        self._server.add_local_listener(SOCKET, app.local_routes(self._report, explain, history))
         self._loop.subscribe(self._localhost.update)
         self._loop.subscribe(ServiceHealth(self._server, self._is_ready, self._no_health_check_port).update)
         self._loop.subscribe(self._passed)
@@ -300,19 +304,3 @@ class Deadline:
     def left(self, at_most: float = math.inf) -> float:
         """How long the next wait may be (seconds)."""
         return min(at_most, max(0.0, self._at - time.monotonic()))
-
-
-class Progress:
-    """Tells how far a long write has come, about every two seconds."""
-
-    def __init__(self) -> None:
-        self._told = 0.0
-
-    def note(self, family: Family, done: int, of: int) -> None:
-        """Takes the progress of one family; ``done`` is 0 at the beginning."""
-        now = time.monotonic()
-        if not done:
-            self._told = now
-        elif now - self._told >= 2 and done < of:
-            self._told = now
-            log.info("writing rules", ip_family=family, services=done, of=of)

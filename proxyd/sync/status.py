@@ -58,6 +58,16 @@ class PassResult(msgspec.Struct, frozen=True):
     undone: Undone | None = None
 
 
+class Writing(msgspec.Struct, frozen=True):
+    """A full write: how many Services it has written of how many, the most important ones first; ``since`` it began
+    (monotonic seconds).
+    """
+
+    done: int
+    of: int
+    since: float
+
+
 class FamilyStatus(msgspec.Struct, frozen=True):
     """How one family stands. Times are monotonic seconds, except ``..._time`` (Unix seconds).
 
@@ -66,7 +76,8 @@ class FamilyStatus(msgspec.Struct, frozen=True):
     ``last_failure`` that of the last pass that failed. ``quarantined`` are Services that the kernel refused. ``settings``
     are those that the rules were made with, None before there were any. ``localhost_ports`` is the same object for as long
     as none of them changes. What is counted of Services is as of the last success (``OF_LAST_SUCCESS``); before the first
-    one, of as much as was written.
+    one, of as much as was written. ``writing`` is how far the last full write has come, told meanwhile too; None before the
+    first one.
     """
 
     family: Family
@@ -85,6 +96,7 @@ class FamilyStatus(msgspec.Struct, frozen=True):
     last_failure: str = ""
     last_failure_time: float | None = None
     quarantined: tuple[ServiceKey, ...] = ()
+    writing: Writing | None = None
 
     @property
     def node_port_addresses(self) -> tuple[str, ...] | None:
@@ -105,7 +117,7 @@ OF_LAST_SUCCESS = (
 
 
 class Status(msgspec.Struct, frozen=True):
-    """Everything that servers may show, as of the end of the last pass."""
+    """Everything that servers may show, as of the end of the last pass; ``writing`` as of any moment."""
 
     mode: str
     families: tuple[FamilyStatus, ...] = ()
