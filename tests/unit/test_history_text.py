@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 import msgspec
 import pytest
 
@@ -100,7 +102,7 @@ class Served:
 
     def followed(self, wanted: Wanted, *, as_json: bool = False) -> list[str]:
         lines: list[str] = []
-        with pytest.raises(KeyboardInterrupt):
+        with suppress(KeyboardInterrupt):
             for each in follow(wanted, self.fetch, self.sleep, as_json=as_json):
                 lines.append(each)  # noqa: PERF402  (it never ends, and what has come must stay)
         return lines
