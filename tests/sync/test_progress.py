@@ -15,6 +15,7 @@ from proxyd.model import Family
 from proxyd.serve.metrics import Metrics
 from proxyd.serve.report_text import report_text
 from proxyd.sync import progress
+from proxyd.sync.family import FamilyRules
 from proxyd.sync.ipt.reconcile import IptReconciler
 from proxyd.sync.loop import SyncLoop
 from proxyd.sync.nft import full
@@ -43,16 +44,19 @@ class Starting:
 
     def __init__(self, mode: str) -> None:
         self.store = build.store(build.node(), *_objects())
-        self.kernel: Any = FakeKernel(V4, batch=20) if mode == "iptables" else FakeRuleset()
         self.seen: list[Seen] = []
+        self.kernel: Any
+        self.made: FamilyRules
+        if mode == "iptables":
+            self.kernel = FakeKernel(V4, batch=20)
+            self.made = IptReconciler(V4, self.kernel, self.store.service, Style(), progress=self._progressed)
+        else:
+            self.kernel = FakeRuleset()
+            self.made = NftReconciler(V4, self.kernel, self.store.service, progress=self._progressed)
         self.kernel.watchers.append(self._look)
-        common = (self.store.service, lambda: False, self._progressed)
-        made = (
-            IptReconciler(V4, self.kernel, common[0], Style(), *common[1:])
-            if mode == "iptables"
-            else NftReconciler(V4, self.kernel, *common)
+        self.loop = SyncLoop(
+            self.store, [self.made], lambda family, _: build.settings(family), Recorder(), TIMING, mode
         )
-        self.loop = SyncLoop(self.store, [made], lambda family, _: build.settings(family), Recorder(), TIMING, mode)
         self.metrics = Metrics((V4,), "1", lambda: self.loop.status, self.store, mode=mode)
         self.pages: list[str] = []
 
