@@ -37,6 +37,7 @@ from proxyd.serve.health import Moment, is_ready
 from proxyd.serve.history import HistoryRoute
 from proxyd.serve.localhost import MAX_CONNECTIONS, LocalhostRelay
 from proxyd.serve.metrics import Metrics
+from proxyd.serve.page.routes import PageSources, page_routes
 from proxyd.serve.report import SOCKET, Report, build_report
 from proxyd.serve.service_health import ServiceHealth
 from proxyd.serve.tracking import TrackingCollector
@@ -251,9 +252,24 @@ class Daemon:
         explain = Explainer(self._store, self._status, own_addresses, localhost=localhost)
         history = HistoryRoute(self._loop.history, self._identity.started)
         self._server.add_local_listener(SOCKET, app.local_routes(self._report, explain, history))
+        self._show_page(explain, history)
         self._loop.subscribe(self._localhost.update)
         self._loop.subscribe(ServiceHealth(self._server, self._is_ready, self._no_health_check_port).update)
         self._loop.subscribe(self._passed)
+
+    def _show_page(self, explain: Explainer, history: HistoryRoute) -> None:
+        """The status page is worth no restart: where its port is taken, that is a warning, and it is tried again."""
+        if (address := self._config.page_address) is not None:
+            told = PageSources(
+                report=self._report_of,
+                around=self._surroundings,
+                store=self._store,
+                status=self._status,
+                explain=explain.answer,
+                traffic=lambda: self._meter.traffic,
+                history=history,
+            )
+            self._server.add_listener(*address, page_routes(told, address[0]))
 
     def _no_metrics_address(self, problem: str) -> None:
         self._say(events.metrics_address_taken(self._node_name, problem))
@@ -265,10 +281,11 @@ class Daemon:
         self._say(events.health_check_port_taken(service, self._node_name, problem))
 
     def _report(self, now: Moment) -> Report:
+        return self._report_of(now, self._surroundings())
+
+    def _report_of(self, now: Moment, around: Surroundings) -> Report:
         watches, waiting = self._watch_states(), self._waiting_since()
-        return build_report(
-            self._identity, self._status(), watches, self._surroundings(), now, self._config.sync_period, waiting
-        )
+        return build_report(self._identity, self._status(), watches, around, now, self._config.sync_period, waiting)
 
     def _surroundings(self) -> Surroundings:
         return read_surroundings(node_ports=self._store.node_ports())
