@@ -9,10 +9,6 @@ import pytest
 from tests.browser.chromium import Browser, program
 
 
-def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--pictures", action="store_true", help="write the pictures of the status page in docs/ anew")
-
-
 @pytest.fixture(scope="session")
 def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
     """Skips where there is none."""
