@@ -1,12 +1,13 @@
 # make setup | demo | test | lint | bench : each installs what it needs first (Debian, root).
 # make prometheus : fetches the Prometheus of the tests (Debian's package, unpacked, not installed); part of make test.
 # make image image-test : with docker, podman or buildah; see tools/image.sh.
+# make chromium : fetches the browser of the tests (Debian's package, unpacked, not installed); part of make test.
 # make controlplane : builds etcd and the API server of the tests (with Go, once, some minutes); part of make test.
 SHELL := /bin/bash
 PY := .venv/bin/python
 PURE := proxyd/model.py,proxyd/addresses.py,proxyd/desired/*,proxyd/nft/*,proxyd/ipt/*,proxyd/explain/*,proxyd/kube/decode.py
 
-.PHONY: setup demo controlplane prometheus test coverage lint bench image image-test clean
+.PHONY: setup demo chromium controlplane prometheus test coverage lint bench image image-test clean
 setup: .venv/.ready
 
 .venv/.ready: pyproject.toml tools/setup.sh
@@ -28,8 +29,11 @@ controlplane:
 prometheus:
 	@tools/prometheus.sh
 
+chromium:
+	@tools/chromium.sh
+
 # Everything, on the in-memory kernel and on the real one (namespaces of its own); ends with pytest's summary.
-test: setup controlplane prometheus
+test: setup chromium controlplane prometheus
 	.venv/bin/coverage erase
 	.venv/bin/coverage run -m pytest $(PYTEST_ARGS)
 

@@ -1,4 +1,4 @@
-"""The command line: ``proxyd [run]``, ``status``, ``explain``, ``plan``, ``cleanup``; a user error is one message."""
+"""The command line: ``proxyd [run]`` and other commands; a user error is one message and a status."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ USAGE = 2
 FAILURE = 1
 # Of the commands explain and plan: nobody here can answer.
 NO_ANSWER = 4
-COMMANDS = ("run", "status", "explain", "plan", "cleanup")
+COMMANDS = ("run", "status", "history", "explain", "plan", "cleanup")
 # Of the command cleanup only.
 OWN = "--own"
 
@@ -131,6 +131,13 @@ def explain(arguments: Sequence[str]) -> int:
     return answer(arguments)
 
 
+def history(arguments: Sequence[str]) -> int:
+    """Prints the last changes, and follows them; see ``history``."""
+    from proxyd.history import history as show  # noqa: PLC0415
+
+    return show(arguments)
+
+
 def plan(arguments: Sequence[str]) -> int:
     """Tells what would change; see ``planning`` for the exit status."""
     from proxyd.planning import plan as make  # noqa: PLC0415
@@ -138,7 +145,12 @@ def plan(arguments: Sequence[str]) -> int:
     return make(arguments)
 
 
-QUESTIONS: Mapping[str, Callable[[Sequence[str]], int]] = {"status": status, "explain": explain, "plan": plan}
+QUESTIONS: Mapping[str, Callable[[Sequence[str]], int]] = {
+    "status": status,
+    "history": history,
+    "explain": explain,
+    "plan": plan,
+}
 
 
 def _say(text: str) -> int:

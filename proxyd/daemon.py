@@ -32,11 +32,16 @@ from proxyd.modes import Parts, build_mode
 from proxyd.serve import app, http
 from proxyd.serve.advice import advise
 from proxyd.serve.collectors import WatchState
+from proxyd.serve.explaining import PATH as EXPLAIN_PATH
 from proxyd.serve.explaining import Explainer
 from proxyd.serve.health import Moment, is_ready
+from proxyd.serve.history import PATH as HISTORY_PATH
+from proxyd.serve.history import HistoryRoute
 from proxyd.serve.localhost import MAX_CONNECTIONS, LocalhostRelay
 from proxyd.serve.metrics import Metrics
+from proxyd.serve.objects import PATH as OBJECTS_PATH
 from proxyd.serve.objects import RunningObjects
+from proxyd.serve.page.routes import PageSources, page_routes
 from proxyd.serve.report import SOCKET, Report, build_report
 from proxyd.serve.service_health import ServiceHealth
 from proxyd.serve.tracking import TrackingCollector
@@ -103,12 +108,11 @@ class Daemon:
         self._loop: SyncLoop
         self._host = KernelHost()
         self._facts = facts = NodeFacts(policy, self._host.read(), store.host_changed)
-        progress = Progress()
         expected = self._node_name if config.manifests is None else ""
         self._flows = flows = FlowCleaner(Conntrack(), metrics.flows)
         self._meter = Meter(NetlinkCounters(), self._families, ALL if config.all_service_metrics else TOP)
         metrics.add(TrackingCollector(read_tracking))
-        parts = Parts(store.service, self._is_ended, progress.note, flows.give)
+        parts = Parts(store.service, self._is_ended, self._progressed, flows.give)
         if metrics.sync.iptables is not None:
             parts = parts._replace(lock_waited=metrics.sync.iptables.lock_waited)
         mode = build_mode(config, policy, self._families, parts)
@@ -221,6 +225,9 @@ class Daemon:
     def _status(self) -> Status:
         return self._loop.status
 
+    def _progressed(self, family: Family, done: int, of: int) -> None:
+        self._loop.progressed(family, done, of)
+
     def _watch_states(self) -> dict[str, WatchState]:
         return {name: each.state for name, each in self._watches.items()}
 
@@ -247,11 +254,31 @@ class Daemon:
             self._server.add_listener(*config.healthz_address, routes, give_up, self._no_health_address)
         localhost = bool(localhost_settings(config, config.localhost_node_ports))
         explain = Explainer(self._store, self._status, own_addresses, localhost=localhost)
-        running = RunningObjects(self._store, self._status, config.given)
-        self._server.add_local_listener(SOCKET, app.local_routes(self._report, explain, running))
+        history = HistoryRoute(self._loop.history, self._identity.started)
+        answers: dict[str, Handler] = {
+            EXPLAIN_PATH: explain,
+            HISTORY_PATH: history,
+            OBJECTS_PATH: RunningObjects(self._store, self._status, config.given),
+        }
+        self._server.add_local_listener(SOCKET, app.local_routes(self._report, answers))
+        self._show_page(explain, history)
         self._loop.subscribe(self._localhost.update)
         self._loop.subscribe(ServiceHealth(self._server, self._is_ready, self._no_health_check_port).update)
         self._loop.subscribe(self._passed)
+
+    def _show_page(self, explain: Explainer, history: HistoryRoute) -> None:
+        """The status page is worth no restart: where its port is taken, that is a warning, and it is tried again."""
+        if (address := self._config.page_address) is not None:
+            told = PageSources(
+                report=self._report_of,
+                around=self._surroundings,
+                store=self._store,
+                status=self._status,
+                explain=explain.answer,
+                traffic=lambda: self._meter.traffic,
+                history=history,
+            )
+            self._server.add_listener(*address, page_routes(told, address[0]))
 
     def _no_metrics_address(self, problem: str) -> None:
         self._say(events.metrics_address_taken(self._node_name, problem))
@@ -263,10 +290,11 @@ class Daemon:
         self._say(events.health_check_port_taken(service, self._node_name, problem))
 
     def _report(self, now: Moment) -> Report:
+        return self._report_of(now, self._surroundings())
+
+    def _report_of(self, now: Moment, around: Surroundings) -> Report:
         watches, waiting = self._watch_states(), self._waiting_since()
-        return build_report(
-            self._identity, self._status(), watches, self._surroundings(), now, self._config.sync_period, waiting
-        )
+        return build_report(self._identity, self._status(), watches, around, now, self._config.sync_period, waiting)
 
     def _surroundings(self) -> Surroundings:
         return read_surroundings(node_ports=self._store.node_ports())
@@ -302,19 +330,3 @@ class Deadline:
     def left(self, at_most: float = math.inf) -> float:
         """How long the next wait may be (seconds)."""
         return min(at_most, max(0.0, self._at - time.monotonic()))
-
-
-class Progress:
-    """Tells how far a long write has come, about every two seconds."""
-
-    def __init__(self) -> None:
-        self._told = 0.0
-
-    def note(self, family: Family, done: int, of: int) -> None:
-        """Takes the progress of one family; ``done`` is 0 at the beginning."""
-        now = time.monotonic()
-        if not done:
-            self._told = now
-        elif now - self._told >= 2 and done < of:
-            self._told = now
-            log.info("writing rules", ip_family=family, services=done, of=of)

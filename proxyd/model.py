@@ -64,6 +64,38 @@ class Cause(StrEnum):
     DRIFT = "drift"
 
 
+class Origin(StrEnum):
+    """Where a change comes from: a kind of object, this host, its configuration, others' edits, or proxyd itself."""
+
+    SERVICE = "Service"
+    ENDPOINTS = "EndpointSlice"
+    NODE = "Node"
+    HOST = "HostAddresses"
+    CONFIGURATION = "Configuration"
+    EDIT = "ForeignEdit"
+    COMPARISON = "Comparison"
+    RETRY = "Retry"
+    START = "Start"
+
+
+class Action(StrEnum):
+    """What became of an object; ``NONE`` where there is no object."""
+
+    ADDED = "added"
+    MODIFIED = "modified"
+    DELETED = "deleted"
+    UNREADABLE = "unreadable"
+    NONE = ""
+
+
+class Event(msgspec.Struct, frozen=True, gc=False):
+    """Something that asked for a pass. ``object`` is its namespace and name, or in words what it is about."""
+
+    origin: Origin
+    object: str = ""
+    action: Action = Action.NONE
+
+
 class Finding(msgspec.Struct, frozen=True, gc=False):
     """Something a user should know about one object: returned as data, read by log, metrics, Events and explain."""
 

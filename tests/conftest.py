@@ -14,6 +14,10 @@ from structlog.testing import LogCapture
 from proxyd.kernel.ipt.lock import VARIABLE
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--pictures", action="store_true", help="write the pictures of the status page in docs/ anew")
+
+
 def pytest_configure() -> None:
     """The legacy tools of a run have a lock of their own: that of the machine has nothing to do with our namespaces."""
     lock = Path(tempfile.gettempdir(), f"proxyd-tests-{os.getpid()}.lock")

@@ -21,7 +21,10 @@ _VERSIONS = ("raw",)
 
 
 class Options(NamedTuple):
-    """Flags that are no field of the Document; "" where not given. ``version`` is "", "true" or "raw"."""
+    """Flags that are no field of the Document; "" where not given. ``version`` is "", "true" or "raw".
+
+    ``page_address`` is None where not given; "" switches the status page off.
+    """
 
     config: str = ""
     master: str = ""
@@ -31,6 +34,7 @@ class Options(NamedTuple):
     init_only: bool = False
     version: str = ""
     help: bool = False
+    page_address: str | None = None
     problems: tuple[Problem, ...] = ()
 
 
@@ -70,6 +74,7 @@ def options(line: CommandLine) -> Options:
         init_only=on("--init-only"),
         version=version,
         help=on("--help"),
+        page_address=line.text("--page-bind-address"),
         problems=tuple(problems),
     )
 

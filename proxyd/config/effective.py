@@ -16,6 +16,7 @@ from proxyd.config.validate import (
     HEALTHZ_PORT,
     LOCALHOST_NODE_PORTS,
     METRICS_PORT,
+    PAGE_FLAG,
     RESET_GONE_TCP,
     active_block,
     active_mode,
@@ -23,6 +24,8 @@ from proxyd.config.validate import (
     cluster_cidrs,
     host_port,
     node_port_address,
+    page_address,
+    page_advice,
     validate,
 )
 from proxyd.config.write import as_yaml, defaulted, unsayable
@@ -36,9 +39,9 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     ``node_port_addresses`` holds CIDRs and the keywords primary, localhost and all; empty means every local address.
     ``localhost_node_ports`` says whether node ports may be served on loopback addresses that these include.
     ``cluster_cidrs`` has at most one range of each family. ``healthz_address`` and ``metrics_address`` are (host, port),
-    None where disabled. ``document`` is all of it in the file's terms. ``unused`` names flags and fields that were given
-    and do nothing; ``warnings`` is for people, one line each. ``given`` are the flags of the
-    daemon as they were given, for whoever asks.
+    None where disabled; so is ``page_address``, of the status page. ``document`` is all of it in the file's terms.
+    ``unused`` names flags and fields that were given and do nothing; ``warnings`` is for people, one line each. ``given``
+    are the flags of the daemon as they were given, for whoever asks.
     """
 
     mode: str
@@ -66,6 +69,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     oom_score_adj: int
     reset_gone_tcp: bool = False
     all_service_metrics: bool = False
+    page_address: tuple[str, int] | None = None
     document: Document = msgspec.field(default_factory=Document)
     unused: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
@@ -85,15 +89,17 @@ def resolve(parsed: Parsed, line: CommandLine) -> Config:
     """Gives the Config of what a file and flags say. Pure; raises ConfigError with all problems of both."""
     applied, flags = apply_flags(parsed.document, line), options(line)
     invalid = (_renamed(problem, applied.origins) for problem in validate(applied.document))
-    found = (*line.problems, *flags.problems, *parsed.problems, *applied.problems, *invalid)
+    page, unusable = _page(flags.page_address, applied.document)
+    found = (*line.problems, *flags.problems, *parsed.problems, *applied.problems, *invalid, *unusable)
     if found:
         raise ConfigError(tuple(map(str, dict.fromkeys(found))))
     return msgspec.structs.replace(
         _effective(defaulted(applied.document)),
+        page_address=page,
         master=flags.master,
         manifests=flags.manifests or None,
         unused=(*applied.leftovers, *without_effect(applied.document, applied.origins)),
-        warnings=(*parsed.warnings, *applied.warnings, *advise(applied.document)),
+        warnings=(*parsed.warnings, *applied.warnings, *advise(applied.document), *page_advice(page)),
     )
 
 
@@ -110,6 +116,8 @@ def as_file(config: Config) -> tuple[str, tuple[str, ...]]:
     text = as_yaml(config.document)
     lost = unsayable(config.document, defaulted(parse_file(text).document))
     flags = [name for name, value in (("--master", config.master), ("--manifests", config.manifests)) if value]
+    if config.page_address != page_address(None, config.document):
+        flags.append(PAGE_FLAG)
     return text, (
         *(f"{path}: a file cannot say this, it will mean the default there" for path in lost),
         *(f"{name}: has no field, give it beside --config where it counts" for name in flags),
@@ -136,6 +144,13 @@ def _renamed(problem: Problem, origins: dict[str, str]) -> Problem:
     """Names the flag instead of the field path where the value came by one."""
     field, bracket, index = problem.path.partition("[")
     return problem._replace(path=origins.get(field, field) + bracket + index)
+
+
+def _page(given: str | None, document: Document) -> tuple[tuple[str, int] | None, tuple[Problem, ...]]:
+    try:
+        return page_address(given, document), ()
+    except ValueError as error:
+        return None, (Problem(PAGE_FLAG, str(error)),)
 
 
 def _effective(document: Document) -> Config:

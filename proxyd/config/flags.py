@@ -179,6 +179,7 @@ GROUPS: dict[str, tuple[Flag, ...]] = {
         _flag("--healthz-bind-address", "healthzBindAddress", text, "health server; empty: none", "IP:PORT"),
         _flag("--metrics-bind-address", "metricsBindAddress", text, "metrics server; empty: none", "IP:PORT"),
         _flag("--bind-address-hard-fail", "bindAddressHardFail", switch, "exit where a server's port is taken"),
+        _flag("--page-bind-address", "", text, "the status page of proxyd; empty: none", "IP:PORT"),
         _flag("--healthz-port", "", whole, "deprecated: for an address without one; 0: no server", "PORT"),
         _flag("--metrics-port", "", whole, "deprecated: the same for the metrics server", "PORT"),
     ),

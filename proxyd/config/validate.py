@@ -23,6 +23,10 @@ NODE_PORT_KEYWORDS = ("primary", "localhost", "all")
 LOGGING_FORMATS = ("", "text", "json")
 HEALTHZ_PORT = 10256
 METRICS_PORT = 10249
+# Of the status page, which kube-proxy does not have. Free of what is usual on nodes (kubelet, controllers, ingress-nginx).
+PAGE_PORT = 10253
+PAGE_FLAG = "--page-bind-address"
+_NO_HOST_PORT = "must be IP:port with a port of 1..65535, or an IP, got {}"
 # Has TCP connections to endpoints that are in no slice any more reset, instead of left to time out.
 RESET_GONE_TCP = "ResetGoneTCP"
 # Shows the connections of all Services and endpoints in the metrics, instead of those of the busiest Services.
@@ -88,6 +92,33 @@ def host_port(text: str, default_port: int) -> tuple[str, int] | None:
     if found is None or address is None or not 1 <= int(found["port"]) <= 65535:
         return None
     return address[1], int(found["port"])
+
+
+def page_address(given: str | None, document: Document) -> tuple[str, int] | None:
+    """Gives where the status page is (None: nowhere) by its flag, of which None means the default: a loopback address.
+
+    Raises ValueError.
+    """
+    if given is None:
+        return host_port(f"{default_hosts(document)[1]}:{PAGE_PORT}", PAGE_PORT)
+    if not given.strip():
+        return None
+    found = host_port(given, PAGE_PORT)
+    if found is None:
+        raise ValueError(_NO_HOST_PORT.format(show(given)))
+    return found
+
+
+def page_advice(address: tuple[str, int] | None) -> Iterator[str]:
+    """Gives a warning where others than this node can read the status page."""
+    if address and not is_loopback(address[0]):
+        host = f"[{address[0]}]" if ":" in address[0] else address[0]
+        yield f"{PAGE_FLAG}: whoever reaches {host}:{address[1]} can read the status page: it asks for no password"
+
+
+def is_loopback(address: str) -> bool:
+    """Whether only this host can connect to a canonical address."""
+    return address.startswith("127.") or address == "::1"
 
 
 def cluster_cidrs(text: str) -> dict[Family, str]:
@@ -176,7 +207,7 @@ def _bind_addresses(document: Document) -> Iterator[Problem]:
         ("metricsBindAddress", document.metrics_bind_address, METRICS_PORT),
     ):
         if text and host_port(text, port) is None:
-            yield Problem(path, f"must be IP:port with a port of 1..65535, or an IP, got {show(text)}")
+            yield Problem(path, _NO_HOST_PORT.format(show(text)))
 
 
 def _node_port_addresses(document: Document) -> Iterator[Problem]:

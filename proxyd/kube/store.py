@@ -13,12 +13,27 @@ from types import MappingProxyType
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from proxyd.kube.decode import Decoded, ObjectKey
-from proxyd.model import FAMILIES, Cause, EndpointSlice, Family, Finding, Node, Reason, Service, ServiceKey
+from proxyd.model import (
+    FAMILIES,
+    Action,
+    Cause,
+    EndpointSlice,
+    Event,
+    Family,
+    Finding,
+    Node,
+    Origin,
+    Reason,
+    Service,
+    ServiceKey,
+)
 
 T = TypeVar("T")
 
 # Times kept for a family between two passes: enough for a latency metric, bounded while nobody takes them.
 TIMES_KEPT = 1000
+# Events kept between two passes; the others are counted.
+EVENTS_KEPT = 16
 
 
 class Received(NamedTuple):
@@ -33,6 +48,7 @@ class Changes(NamedTuple):
 
     ``triggers`` holds Unix times at which changes to endpoints of a family began, ``received`` when changes of a family
     came (after the first lists); ``since`` is the monotonic time of the oldest change taken (None where there is none).
+    ``events`` are the first ones that made it (after the first lists), and ``more_events`` counts the others.
     """
 
     services: set[ServiceKey]
@@ -40,6 +56,8 @@ class Changes(NamedTuple):
     triggers: Mapping[Family, list[float]] = MappingProxyType({})
     since: float | None = None
     received: Mapping[Family, list[Received]] = MappingProxyType({})
+    events: tuple[Event, ...] = ()
+    more_events: int = 0
 
 
 class Intake(Generic[T]):
@@ -91,6 +109,7 @@ class Intake(Generic[T]):
             self._store.unreadable[self.kind, decoded.key] = Finding(
                 self.kind, name, Reason.UNREADABLE_OBJECT, decoded.refused
             )
+            self._store.happened(Origin(self.kind), decoded.key, Action.UNREADABLE)
             self._store.attention()
             return
         self._store.unreadable.pop((self.kind, decoded.key), None)
@@ -100,12 +119,14 @@ class Intake(Generic[T]):
         old = self.objects.get(decoded.key)
         if old != decoded.value:
             self.objects[decoded.key] = decoded.value
+            self._store.happened(Origin(self.kind), decoded.key, Action.MODIFIED if old is not None else Action.ADDED)
             self._changed(old, decoded.value)
 
     def _remove(self, key: ObjectKey) -> None:
         self._store.unreadable.pop((self.kind, key), None)
         old = self.objects.pop(key, None)
         if old is not None:
+            self._store.happened(Origin(self.kind), key, Action.DELETED)
             self._changed(old, None)
 
 
@@ -124,6 +145,8 @@ class Store:
         self._node_dirty = False
         self._triggers: dict[Family, list[float]] = {}
         self._received: dict[Family, list[Received]] = {}
+        self._events: list[Event] = []
+        self._more_events = 0
         self._since: float | None = None
         self._woken = False
 
@@ -183,7 +206,16 @@ class Store:
     def take(self) -> Changes:
         """Takes everything that is dirty; the caller owns it from here and must see it through."""
         with self.lock:
-            changes = Changes(self._dirty, self._node_dirty, self._triggers, self._since, self._received)
+            changes = Changes(
+                self._dirty,
+                self._node_dirty,
+                self._triggers,
+                self._since,
+                self._received,
+                tuple(self._events),
+                self._more_events,
+            )
+            self._events, self._more_events = [], 0
             self._dirty, self._node_dirty, self._triggers, self._since, self._received = set(), False, {}, None, {}
             return changes
 
@@ -205,8 +237,9 @@ class Store:
         self.lock.notify_all()
 
     def note(self) -> None:
-        """As ``attention``, for callers without the lock."""
+        """As ``attention``, for what the configuration has to say; for callers without the lock."""
         with self.lock:
+            self.happened(Origin.CONFIGURATION)
             self.attention()
 
     def listed(self, intake: Intake[Any]) -> None:
@@ -220,7 +253,20 @@ class Store:
     def host_changed(self) -> None:
         """Takes notice that the host is not as it was: what depends on it is worked out again, as for a changed Node."""
         with self.lock:
+            self.happened(Origin.HOST)
             self._node_changed(None, None)
+
+    def happened(self, origin: Origin, key: ObjectKey = ("", ""), action: Action = Action.NONE) -> None:
+        """Remembers an event for whoever asks later why there was a pass; the caller holds the lock.
+
+        Not those before the first lists are complete: these are what is there, and no events.
+        """
+        if not self.complete:
+            return
+        if len(self._events) >= EVENTS_KEPT:
+            self._more_events += 1
+            return
+        self._events.append(Event(origin, "/".join(filter(None, key)), action))
 
     def _mark(self, key: ServiceKey) -> None:
         self._dirty.add(key)

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from proxyd.serve import explaining, health, objects, readiness
+from proxyd.serve import health, readiness
 from proxyd.serve.collectors import WatchState
 from proxyd.serve.http import Handler, Request, Response, Routes
 from proxyd.serve.metrics import CONTENT_TYPE, Metrics
@@ -38,14 +38,14 @@ def metrics_routes(metrics: Metrics, mode: str, config: Mapping[str, Any]) -> Ro
     return {"/metrics": scrape, "/healthz": ok, "/proxyMode": proxy_mode, "/configz": configuration}
 
 
-def local_routes(build: Callable[[health.Moment], Report], explain: Handler, running: Handler) -> Routes:
+def local_routes(build: Callable[[health.Moment], Report], answers: Mapping[str, Handler]) -> Routes:
     """Routes of the local socket: what ``proxyd`` commands ask the running one."""
 
     def report(_request: Request) -> Response:
         body = msgspec.json.format(msgspec.json.encode(build(health.Moment.now())), indent=2)
         return Response(content_type="application/json", body=body + b"\n")
 
-    return {PATH: report, explaining.PATH: explain, objects.PATH: running}
+    return {PATH: report, **answers}
 
 
 def health_routes(

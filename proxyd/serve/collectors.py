@@ -117,6 +117,15 @@ class StateCollector(Collector):
         yield without_local
         yield _gauge("proxyd_services", "Services in force", "ip_family", ((s.family, s.services) for s in states))
         yield _gauge("proxyd_endpoints", "Endpoints in force", "ip_family", ((s.family, s.endpoints) for s in states))
+        written = GaugeMetricFamily(
+            "proxyd_full_sync_services",
+            "Services in the last full sync, and how many of them it has written by now",
+            labels=["ip_family", "state"],
+        )
+        for each in states:
+            written.add_metric([each.family, "written"], each.writing.done if each.writing else 0)
+            written.add_metric([each.family, "total"], each.writing.of if each.writing else 0)
+        yield written
         tally = Tally(finding.reason for finding in status.findings)
         yield _gauge("proxyd_findings", "Findings now", "reason", ((reason, tally[reason]) for reason in Reason))
 

@@ -37,11 +37,12 @@ MAX_HEAD_BYTES = 16 * 1024
 
 
 class Request(NamedTuple):
-    """What a handler gets to see of a request: its method (GET or HEAD), path and query, both as sent."""
+    """What a handler gets to see of a request: its method (GET or HEAD), path, query and Host header, all as sent."""
 
     method: str
     path: str
     query: str = ""
+    host: str = ""
 
 
 class Response(NamedTuple):
@@ -348,7 +349,7 @@ class _Connection(asyncio.Protocol):
         if handler is None:
             return Response(404, body=b"404 page not found\n")
         try:
-            return handler(Request(method, path, query))
+            return handler(Request(method, path, query, _host(request)))
         except Exception:
             log.exception("a request failed", address=str(self.listener), path=path)
             return Response(500, body=b"Internal Server Error\n")
@@ -380,3 +381,8 @@ class _Connection(asyncio.Protocol):
         self._transport.write_eof()
         self._transport.resume_reading()
         self._restart_timer(LINGER_SECONDS)
+
+
+def _host(request: h11.Request) -> str:
+    """The Host header, of which h11 lets there be one at most; "" where there is none (HTTP/1.0)."""
+    return next((value.decode("latin-1") for name, value in request.headers if name == b"host"), "")

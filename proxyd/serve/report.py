@@ -12,7 +12,7 @@ from proxyd.serve.advice import advise, conntrack_use
 from proxyd.serve.collectors import WatchState
 from proxyd.serve.health import Moment, ineligible, reasons, timestamp, unwritten
 from proxyd.serve.readiness import silent_watches
-from proxyd.sync.status import FamilyStatus, Status
+from proxyd.sync.status import FamilyStatus, Status, Writing
 
 # Name under which the running proxyd answers in its network namespace, and the path of the report there.
 SOCKET = "proxyd/status"
@@ -43,8 +43,19 @@ class Identity(Struct, frozen=True):
     detected: tuple[Detected, ...] = ()
 
 
+class WritingReport(Struct, frozen=True):
+    """A full write that is not complete: Services written, of how many, and seconds since it began."""
+
+    written: int
+    of: int
+    seconds: float
+
+
 class FamilyReport(Struct, frozen=True):
-    """One family: what is in force, the last pass, the last failure, what waits. Seconds, or None where there is none."""
+    """One family: what is in force, the last pass, the last failure, what waits. Seconds, or None where there is none.
+
+    ``writing`` is there while everything is written, and after it where that failed.
+    """
 
     family: Family
     services: int
@@ -60,6 +71,7 @@ class FamilyReport(Struct, frozen=True):
     zone: str
     node_port_addresses: tuple[str, ...] | None
     local_pods: str
+    writing: WritingReport | None = None
 
 
 class WatchReport(Struct, frozen=True):
@@ -161,7 +173,14 @@ def _family(family: FamilyStatus, now: Moment) -> FamilyReport:
         zone=settings.zone,
         node_port_addresses=settings.node_port_addresses,
         local_pods=_detector(settings),
+        writing=_writing(family.writing, now),
     )
+
+
+def _writing(writing: Writing | None, now: Moment) -> WritingReport | None:
+    if writing is None or writing.done >= writing.of:
+        return None
+    return WritingReport(writing.done, writing.of, round(now.monotonic - writing.since, 3))
 
 
 def _detector(settings: NodeSettings) -> str:

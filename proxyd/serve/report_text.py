@@ -47,7 +47,11 @@ def _table(rows: Sequence[tuple[str, ...]]) -> list[str]:
 
 
 def _family(family: FamilyReport) -> Iterator[str]:
+    if (writing := family.writing) is not None:
+        yield f"writing everything: {writing.written} of {writing.of} Services, for {writing.seconds:.1f} s"
     if family.last_pass_seconds is None:
+        if writing is not None:
+            return
         yield "nothing written yet; rules of an earlier run are as they were"
         return
     yield f"{family.services} Services, {family.endpoints} endpoints in force"

@@ -37,7 +37,7 @@ class TrafficCollector(Collector):
                 labels = (family, each.namespace, each.service, each.port, each.protocol)
                 services.add_metric(labels, each.connections)
                 for endpoint, connections in each.endpoints.items():
-                    endpoints.add_metric((*labels, _text(endpoint)), connections)
+                    endpoints.add_metric((*labels, endpoint_text(endpoint)), connections)
         rejected = CounterMetricFamily(
             f"{UPSTREAM}rejected_packets_total",
             "Packets to node ports on localhost that were refused",
@@ -57,6 +57,7 @@ class TrafficCollector(Collector):
         )
 
 
-def _text(endpoint: Backend) -> str:
+def endpoint_text(endpoint: Backend) -> str:
+    """An endpoint as "address:port"."""
     host = f"[{endpoint.address}]" if ":" in endpoint.address else endpoint.address
     return f"{host}:{endpoint.port}"

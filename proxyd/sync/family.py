@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Set
 from typing import Protocol
 
 import msgspec
@@ -11,10 +11,10 @@ import structlog
 
 from proxyd.kernel.refused import KernelRefusedError
 from proxyd.kube.store import TIMES_KEPT, Received
-from proxyd.model import Cause, Family, Finding, Node, NodeSettings, ServiceKey
+from proxyd.model import Cause, Event, Family, Finding, Node, NodeSettings, Origin, ServiceKey
 from proxyd.nft.drift import Drift
 from proxyd.sync.order import StoppedError
-from proxyd.sync.status import OF_LAST_SUCCESS, Counts, FamilyStatus, Observer, PassResult, Repair
+from proxyd.sync.status import OF_LAST_SUCCESS, Counts, FamilyStatus, Observer, PassResult, Repair, Undone, Writing
 from proxyd.sync.tally import Tally
 
 log = structlog.get_logger("proxyd.sync")
@@ -38,6 +38,8 @@ class FamilyRules(Protocol):
     """The settings that the kernel's rules were made with, None before the first pass."""
     rewritten: bool
     """Whether the last pass wrote everything, or tried to."""
+    concerned: Set[ServiceKey]
+    """The Services that the last pass worked out; where it wrote everything, those that had asked for it."""
 
     @property
     def operations(self) -> int:
@@ -46,6 +48,10 @@ class FamilyRules(Protocol):
     @property
     def refusals(self) -> int:
         """How many transactions were refused in the last pass."""
+
+    @property
+    def in_kernel(self) -> float:
+        """How much of the last pass went by in calls of the kernel or its tools (seconds)."""
 
     @property
     def counts(self) -> Counts:
@@ -176,13 +182,17 @@ class FamilySync:
         self._triggers = [*self._triggers, *triggers][:TIMES_KEPT]
         self._received = [*self._received, *received][:TIMES_KEPT]
 
-    def sync(self, all_keys: Callable[[], list[ServiceKey]], node: Node | None) -> None:
-        """One pass over everything owed, unless it is too early after a failure. Raises ``StoppedError`` at shutdown."""
+    def sync(self, all_keys: Callable[[], list[ServiceKey]], node: Node | None) -> PassResult | None:
+        """One pass over everything owed, unless it is too early after a failure (None).
+
+        Raises ``StoppedError`` at shutdown.
+        """
         started = time.monotonic()
         if self.retry_at is not None and started < self.retry_at:
-            return
+            return None
         reconciler, dirty, error = self.reconciler, self._dirty, ""
         self._dirty = set()
+        events = self._own_events(started)
         if self._drift is not None and self._repair_at is not None and started >= self._repair_at:
             reconciler.mend(self._drift)
             self._take_drift()
@@ -200,6 +210,9 @@ class FamilySync:
             reconciler.forget()
             error = f"internal error: {unforeseen!r}"
         ended = time.monotonic()
+        if not error and reconciler.rewritten:
+            # Whatever was noticed before the pass is undone too.
+            self._take_drift()
         result = PassResult(
             family=reconciler.family,
             full=reconciler.rewritten,
@@ -209,6 +222,10 @@ class FamilySync:
             error=error,
             refusals=reconciler.refusals,
             counts=reconciler.counts,
+            waited=max(0.0, started - self._oldest(started)),
+            in_kernel=reconciler.in_kernel,
+            events=events,
+            undone=None if error else self._undone(),
         )
         if error:
             self._failed(result)
@@ -216,6 +233,37 @@ class FamilySync:
             self._succeeded(result)
             self._tell_latencies(ended)
         self._observer.pass_done(result)
+        return result
+
+    def _own_events(self, now: float) -> tuple[Event, ...]:
+        """What asks for a pass that begins now, beside changes of objects."""
+        found = []
+        if self.retry_at is not None:
+            found.append(Event(Origin.RETRY, str(self.reconciler.family)))
+        if self._retry_quarantined_at is not None and now >= self._retry_quarantined_at:
+            found.append(Event(Origin.RETRY, f"refused Services, {self.reconciler.family}"))
+        if self._drift is not None and self._repair_at is not None and now >= self._repair_at:
+            origin = Origin.EDIT if self._drift.edits else Origin.COMPARISON
+            found.append(Event(origin, str(self.reconciler.family)))
+        return tuple(found)
+
+    def _oldest(self, otherwise: float) -> float:
+        """When the oldest came of what this pass is to bring into the kernel (monotonic seconds)."""
+        edited = self._drifting_since if self._mending is not None else None
+        return min((at for at in (self._since, edited) if at is not None), default=otherwise)
+
+    def _undone(self) -> Undone | None:
+        """The foreign edits that a pass which succeeded has undone."""
+        drift = self._mending
+        return Undone(drift.edits, drift.what, self._how) if drift is not None and drift.edits else None
+
+    @property
+    def _how(self) -> Repair:
+        return "rewritten" if self.reconciler.rewritten else "mended"
+
+    def progressed(self, writing: Writing) -> None:
+        """Takes how far a full write has come, in the middle of a pass."""
+        self.status = msgspec.structs.replace(self.status, writing=writing)
 
     def cleanup(self) -> None:
         """Deletes from the kernel what nothing uses any more; a failure is counted and leaves it owed."""
@@ -262,9 +310,6 @@ class FamilySync:
     def _succeeded(self, result: PassResult) -> None:
         if self._cleanup_owed_since is None and self.reconciler.cleanup_owed:
             self._cleanup_owed_since = time.monotonic()
-        if self.reconciler.rewritten:
-            # Whatever was noticed before the pass is undone too.
-            self._take_drift()
         self._since, self.retry_at, self._delay = None, None, 0.0
         before, self.status = self.status, self._status(time.monotonic(), time.time(), result)
         if not self.status.quarantined:
@@ -287,7 +332,7 @@ class FamilySync:
 
     def _repaired(self, drift: Drift, written_at: float) -> None:
         family, operations = self.reconciler.family, self.reconciler.operations
-        how: Repair = "rewritten" if self.reconciler.rewritten else "mended"
+        how = self._how
         if not drift.edits:
             log.info("rules compared with what is wanted", ip_family=family, operations=operations)
             return
@@ -316,6 +361,7 @@ class FamilySync:
             localhost_ports=tally.localhost_ports,
             settings=self.reconciler.settings,
             quarantined=self.reconciler.quarantined,
+            writing=self.status.writing,
         )
 
 

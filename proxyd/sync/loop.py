@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence, Set
 from typing import NamedTuple
 
+import msgspec
 import structlog
 
 from proxyd.kernel.refused import KernelRefusedError
 from proxyd.kube.store import Changes, Store
-from proxyd.model import Family, Finding, Node, Reason
+from proxyd.model import Event, Family, Finding, Node, Origin, Reason, ServiceKey
 from proxyd.nft.drift import Drift
 from proxyd.sync.family import FamilyRules, FamilySync, SettingsOf
+from proxyd.sync.history import History, family_write
 from proxyd.sync.order import StoppedError
-from proxyd.sync.status import Observer, Status
+from proxyd.sync.progress import Progress
+from proxyd.sync.status import Observer, PassResult, Status
 
 log = structlog.get_logger("proxyd.sync")
 
@@ -41,7 +44,7 @@ class Timing(NamedTuple):
 
 
 class SyncLoop:
-    """Runs passes until told to stop. ``status`` may be read from any thread; it is replaced whole."""
+    """Runs passes until told to stop. ``status`` may be read from any thread; it is replaced whole. So may ``history``."""
 
     def __init__(
         self,
@@ -55,10 +58,12 @@ class SyncLoop:
     ) -> None:
         self._families = [FamilySync(each, settings_of, observer, timing.sync_period) for each in reconcilers]
         self.status = Status(mode, tuple(each.status for each in self._families))
+        self.history = History()
         self._store = store
         self._observer = observer
         self._timing = timing
         self._more_findings = more_findings
+        self._progress = Progress()
         self._told: list[Callable[[Status], None]] = []
         self._stop = threading.Event()
         self._known_findings: set[Finding] = set()
@@ -79,7 +84,7 @@ class SyncLoop:
         """Runs until ``stop``."""
         try:
             if self._wait_complete():
-                self._pass(self._store.take())
+                self._pass(self._store.take(), (Event(Origin.START),))
             while not self._stop.is_set():
                 self._wait_and_work()
         except StoppedError:
@@ -139,6 +144,18 @@ class SyncLoop:
             self._drifts[drift.family] = (drift if known is None else known.then(drift), since)
         self._store.wake()
 
+    def progressed(self, family: Family, done: int, of: int) -> None:
+        """Takes how many Services of how many a full write has written. For the sync thread, in the middle of a pass.
+
+        Shown at once to whoever reads ``status``; nobody is called for it.
+        """
+        writing = self._progress.note(family, done, of)
+        for each in self._families:
+            if each.reconciler.family is family:
+                each.progressed(writing)
+        families = tuple(each.status for each in self._families)
+        self.status = msgspec.structs.replace(self.status, families=families)
+
     def _take_drifts(self) -> dict[Family, tuple[Drift, float]]:
         with self._store.lock:
             taken, self._drifts = self._drifts, {}
@@ -157,18 +174,35 @@ class SyncLoop:
             waits.append(due_in)
         return min(waits, default=None)
 
-    def _pass(self, changes: Changes) -> None:
+    def _pass(self, changes: Changes, events: tuple[Event, ...] = ()) -> None:
         started = time.monotonic()
         node = self._store.node()
+        results: list[PassResult] = []
         for each in self._families:
             family = each.reconciler.family
             triggers = (t for t in changes.triggers.get(family, ()) if t >= self._started_at)
             since = changes.since if changes.since is not None else started
             each.owe(changes.services, since, triggers, changes.received.get(family, ()))
-            each.sync(self._store.keys, node)
+            if (result := each.sync(self._store.keys, node)) is not None:
+                results.append(result)
             self._publish(node)
+        self._record(changes, (*events, *changes.events), results)
         spent = time.monotonic() - started
         self._stop.wait(min(spent * (1 / self._timing.share - 1), self._timing.min_sync_period))
+
+    def _record(self, changes: Changes, events: tuple[Event, ...], results: list[PassResult]) -> None:
+        """Remembers what this pass was; one that nothing asked for and that did nothing is not worth it."""
+        events = (*events, *dict.fromkeys(event for result in results for event in result.events))
+        by_family = {each.reconciler.family: each for each in self._families}
+        ran = [by_family[result.family] for result in results]
+        writes = [family_write(result, each.status) for result, each in zip(results, ran, strict=True)]
+        services = _all_of([each.reconciler.concerned for each in ran] or [changes.services])
+        asked = any(each.origin is not Origin.COMPARISON for each in events)
+        if not (asked or services or any(each.operations or each.error for each in writes)):
+            return
+        now, monotonic = time.time(), time.monotonic()
+        waits = [each.seconds for each in writes] or [monotonic - (changes.since or monotonic)]
+        self.history.record(now, now - max(waits), events, changes.more_events, services, writes)
 
     def _cleanup(self) -> None:
         for each in self._families:
@@ -198,3 +232,9 @@ class SyncLoop:
                 told(self.status)
             except Exception:  # rules matter more than whoever is told of them
                 log.exception("fault in telling of new rules")
+
+
+def _all_of(sets: Sequence[Set[ServiceKey]]) -> Set[ServiceKey]:
+    """Their union; mostly both families had the same to do, which costs nothing."""
+    first, *others = sets
+    return first if all(each == first for each in others) else frozenset().union(first, *others)

@@ -7,7 +7,7 @@ write) everything is written anew; what others changed in known places is mended
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Set
 from contextlib import suppress
 from typing import Generic, Protocol, TypeVar
 
@@ -19,6 +19,7 @@ from proxyd.kernel.refused import KernelRefusedError
 from proxyd.model import Family, Finding, NodeSettings, ServiceKey
 from proxyd.nft.drift import Drift
 from proxyd.sync.services import Services
+from proxyd.sync.stopwatch import Stopwatch
 from proxyd.sync.tally import Tally
 
 log = structlog.get_logger("proxyd.sync")
@@ -33,6 +34,7 @@ class Counted(Protocol):
 
     operations: int
     refusals: int
+    in_kernel: Stopwatch
 
     def begin(self) -> None:
         """Counts from 0 again."""
@@ -45,6 +47,7 @@ class Reconciler(ABC, Generic[Held]):
         self.family = services.family
         self.settings: NodeSettings | None = None
         self.rewritten = False
+        self.concerned: Set[ServiceKey] = frozenset()
         self.changes_refused = False
         """Whether the kernel refused what changed in the last pass, so that everything had to be written."""
         self._services = services
@@ -63,6 +66,11 @@ class Reconciler(ABC, Generic[Held]):
     def refusals(self) -> int:
         """See ``FamilyRules``."""
         return self._counted.refusals
+
+    @property
+    def in_kernel(self) -> float:
+        """See ``FamilyRules``."""
+        return self._counted.in_kernel.seconds
 
     @property
     def tally(self) -> Tally:
@@ -89,6 +97,7 @@ class Reconciler(ABC, Generic[Held]):
         self._counted.begin()
         self.rewritten = self.changes_refused = False
         self._owed.update(dirty)
+        self.concerned = self._owed
         self._write(all_keys, settings)
         self._hand_over_flows()
 

@@ -9,7 +9,7 @@ import msgspec
 
 from proxyd.desired.forwarding import HealthCheck
 from proxyd.desired.localhost import LocalhostPort
-from proxyd.model import Cause, Family, Finding, Node, NodeSettings, ServiceKey
+from proxyd.model import Cause, Event, Family, Finding, Node, NodeSettings, ServiceKey
 
 # How foreign changes were undone.
 Repair = Literal["mended", "rewritten"]
@@ -27,10 +27,21 @@ class Counts(NamedTuple):
     locked: int = 0
 
 
+class Undone(msgspec.Struct, frozen=True, rename="camel"):
+    """Foreign edits that a pass undid: how many transactions, what they did (for people), and how that was mended."""
+
+    edits: int
+    what: str
+    how: Repair
+
+
 class PassResult(msgspec.Struct, frozen=True):
     """One attempt to bring one family's rules up to date. ``error`` is empty where it succeeded; times in seconds.
 
-    ``refusals`` counts transactions that the kernel refused in it; a pass can get over them and succeed.
+    ``refusals`` counts transactions that the kernel refused in it; a pass can get over them and succeed. ``services``
+    counts those that changed. ``waited`` is the time from the oldest event to the beginning of the pass, ``in_kernel`` what
+    of ``seconds`` went by in calls of the kernel or of its tools. ``events`` are those that the family itself has found: a
+    foreign edit, a retry.
     """
 
     family: Family
@@ -41,6 +52,20 @@ class PassResult(msgspec.Struct, frozen=True):
     error: str = ""
     refusals: int = 0
     counts: Counts = Counts()
+    waited: float = 0.0
+    in_kernel: float = 0.0
+    events: tuple[Event, ...] = ()
+    undone: Undone | None = None
+
+
+class Writing(msgspec.Struct, frozen=True):
+    """A full write: how many Services it has written of how many, the most important ones first; ``since`` it began
+    (monotonic seconds).
+    """
+
+    done: int
+    of: int
+    since: float
 
 
 class FamilyStatus(msgspec.Struct, frozen=True):
@@ -51,7 +76,8 @@ class FamilyStatus(msgspec.Struct, frozen=True):
     ``last_failure`` that of the last pass that failed. ``quarantined`` are Services that the kernel refused. ``settings``
     are those that the rules were made with, None before there were any. ``localhost_ports`` is the same object for as long
     as none of them changes. What is counted of Services is as of the last success (``OF_LAST_SUCCESS``); before the first
-    one, of as much as was written.
+    one, of as much as was written. ``writing`` is how far the last full write has come, told meanwhile too; None before the
+    first one.
     """
 
     family: Family
@@ -70,6 +96,7 @@ class FamilyStatus(msgspec.Struct, frozen=True):
     last_failure: str = ""
     last_failure_time: float | None = None
     quarantined: tuple[ServiceKey, ...] = ()
+    writing: Writing | None = None
 
     @property
     def node_port_addresses(self) -> tuple[str, ...] | None:
@@ -90,7 +117,7 @@ OF_LAST_SUCCESS = (
 
 
 class Status(msgspec.Struct, frozen=True):
-    """Everything that servers may show, as of the end of the last pass."""
+    """Everything that servers may show, as of the end of the last pass; ``writing`` as of any moment."""
 
     mode: str
     families: tuple[FamilyStatus, ...] = ()

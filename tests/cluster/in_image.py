@@ -32,6 +32,7 @@ def test_services_are_served_changed_and_cleaned_up(
             node.node.run(*command)
         report = ask(node, "status")
         assert (report.returncode, report.stderr) == (0, "")
+        assert proxyd.get("/", 10253)[0] == 200, "the page's files are in the image"
         assert ask(node, "cleanup").returncode == 1
         assert proxyd.stop() == 0
     assert answers(node) == {"pod4"}

@@ -78,7 +78,6 @@ def test_flows_that_a_failed_pass_owed_go_once_the_rules_are_in(bench: Bench, mo
     bench.proxyd.wait_healthy()
 
 
-@pytest.mark.modes(Mode.NFT)
 def test_a_kernel_without_a_feature_is_named_and_the_old_rules_stay(
     node: Topology, mode: Mode, folder: Path, log: Path, tools: Tools
 ) -> None:

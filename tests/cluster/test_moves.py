@@ -74,6 +74,26 @@ def test_a_service_made_anew_with_another_cluster_ip_keeps_its_node_port_all_the
     assert set(connecting.counts) == {"pod1"}
 
 
+@pytest.mark.parametrize(("old", "young"), [("a", "b"), ("b", "a")])
+def test_what_two_services_claim_is_the_older_ones_and_the_others_in_the_moment_that_goes(
+    world: Topology, rules: Rules, old: str, young: str
+) -> None:
+    claims = {"external_ips": (EXTERNAL,)}
+    first = web(old, "10.96.0.10", 0, created="2026-01-10T09:00:00Z", **claims)
+    second = web(young, "10.96.0.11", 0, created="2026-01-20T09:00:00Z", **claims)
+    rules.serve(second, *only({old: "pod1", young: "pod3"}))
+    with Connecting(world, (EXTERNAL, 80)) as connecting:
+        for _ in range(2):
+            assert who(world, EXTERNAL, 80) == {"pod3"}
+            rules.change(first)
+            assert who(world, EXTERNAL, 80) == {"pod1"}
+            rules.write_anew()
+            assert who(world, EXTERNAL, 80) == {"pod1"}
+            assert who(world, "10.96.0.11", 80) == {"pod3"}
+            rules.change(gone=[first])
+    assert set(connecting.counts) == {"pod1", "pod3"}
+
+
 def _chains(rules: Rules) -> set[str]:
     if rules.mode is not Mode.NFTABLES:
         return set(re.findall(r"^:(KUBE-\S+)", rules.node.run(f"{rules.mode}-save", "-t", "nat").stdout, re.MULTILINE))

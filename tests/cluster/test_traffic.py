@@ -81,6 +81,19 @@ def test_an_external_ip_that_is_the_nodes_address_takes_its_own_port_only(
         assert names(world, place, Target(NODE[family], 2223)) == {"refused"}
 
 
+@FAMILIES
+def test_endpoints_of_one_family_serve_nobody_in_the_other(world: Topology, rules: Rules, family: Family) -> None:
+    other = V6 if family is V4 else V4
+    theirs = [each for each in slices("pod1", "pod3") if each.family is family]
+    rules.serve(service(), *theirs)
+    for frontend, place in itertools.product(FRONTENDS, PLACES):
+        assert names(world, place, target(frontend, family)) == {"pod1", "pod3"}, (frontend, place)
+        assert not names(world, place, target(frontend, other), count=1, timeout=SILENCE) & {"pod1", "pod3"}
+    rules.change(*(each for each in slices("pod1", "pod3") if each.family is other), gone=theirs)
+    assert not names(world, "outside", target("cluster ip", family), count=1, timeout=SILENCE) & {"pod1", "pod3"}
+    assert names(world, "outside", target("cluster ip", other)) == {"pod1", "pod3"}
+
+
 # -- source ranges -----------------------------------------------------------------------------------------------------
 
 

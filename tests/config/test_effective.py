@@ -28,6 +28,7 @@ DEFAULT = Config(
     bind_address="0.0.0.0",
     healthz_address=("0.0.0.0", 10256),
     metrics_address=("127.0.0.1", 10249),
+    page_address=("127.0.0.1", 10253),
     bind_address_hard_fail=False,
     verbosity=0,
     logging_format="",

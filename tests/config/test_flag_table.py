@@ -68,7 +68,7 @@ TABLE: list[tuple[str, str, dict[str, Any]]] = [
 # Flags that are no field: where the configuration comes from, and what to do.
 OTHERS = {
     *("--config", "--master", "--manifests", "--write-config-to", "--cleanup", "--init-only", "--version", "--help"),
-    *("--healthz-port", "--metrics-port"),
+    *("--healthz-port", "--metrics-port", "--page-bind-address"),
 }
 # These count beside a file as well: what is said about this node and its log.
 BESIDE_A_FILE = {

@@ -118,8 +118,8 @@ class _Walk:
             case o.MASQUERADE:
                 yield _ONE, state._replace(masqueraded=True), "accept"
             case o.DNAT:
-                address, _, port = rule.to.rpartition(":")
-                yield _ONE, state._replace(destination=address.strip("[]"), port=int(port)), "accept"
+                address, port = _translated(rule.to, state.port)
+                yield _ONE, state._replace(destination=address, port=port), "accept"
             case chain:
                 for probability, after, verdict in self._chain(table, chain, state):
                     yield probability, after, _GO_ON if verdict == _RETURN else verdict
@@ -139,6 +139,17 @@ class _Walk:
             and (not rule.unmarked or not state.mark & rule.unmarked)
             and (rule.recent is None or not rule.recent.seconds or rule.recent.list in self._known)
         )
+
+
+def _translated(to: str, port: int) -> tuple[str, int]:
+    """What ``--to-destination`` means: an IPv6 address without brackets is nothing but an address."""
+    if to.startswith("["):
+        address, _, number = to[1:].partition("]:")
+    elif to.count(":") > 1:
+        address, number = to, str(port)
+    else:
+        address, _, number = to.partition(":")
+    return address, int(number)
 
 
 def _in_range(wanted: str, address: str) -> bool:

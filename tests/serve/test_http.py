@@ -38,7 +38,7 @@ class TestAnswers:
         assert response.headers["X-Load-Balancing-Endpoint-Weight"] == "3"
         assert response.headers["Content-Length"] == "2"
         assert response.headers["Date"].endswith("GMT")
-        assert seen == [Request("GET", "/x", "verbose&a=b%20c")]
+        assert seen == [Request("GET", "/x", "verbose&a=b%20c", f"{connection.host}:{connection.port}")]
         connection.close()
 
     def test_head_has_the_length_but_no_body(self, server: Server) -> None:

@@ -74,6 +74,7 @@ OUR_OWN: dict[str, tuple[str, Labels, list[str]]] = {
     "proxyd_findings_seen_total": ("counter", REASON, []),
     "proxyd_services": ("gauge", FAMILY, []),
     "proxyd_endpoints": ("gauge", FAMILY, []),
+    "proxyd_full_sync_services": ("gauge", {**FAMILY, "state": ("written", "total")}, []),
     "proxyd_sync_operations_total": ("counter", FAMILY, []),
     "proxyd_conntrack_failures_total": ("counter", FAMILY, []),
     "proxyd_localhost_nodeport_open_connections": ("gauge", FAMILY, []),

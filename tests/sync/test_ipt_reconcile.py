@@ -13,7 +13,7 @@ from proxyd.ipt.fixed import JUMPS, SHARED_JUMPS
 from proxyd.ipt.objects import Chain, Placed, Rule, Table, Transaction
 from proxyd.ipt.ownership import OWN_MARK
 from proxyd.kernel.refused import KernelRefusedError
-from proxyd.model import Family
+from proxyd.model import Family, SlicePort
 from proxyd.sync.ipt.reconcile import LARGE
 from proxyd.sync.order import StoppedError
 from tests import build
@@ -101,6 +101,37 @@ def test_a_restart_without_changes_writes_nothing() -> None:
     done = len(world.kernel.commits)
     world.settle()
     assert normal(world.kernel) == before
+    assert world.kernel.commits[done:] == []
+
+
+def test_the_longest_names_fit_into_comments_so_that_a_restart_finds_them_whole() -> None:
+    name, port = {"name": "s" * 63, "namespace": "n" * 63}, "p" * 15
+    family: dict[str, Any] = {"family": V6}
+    world = IptWorld(
+        build.service(
+            **name,
+            ip="2001:db8:96::1",
+            ports=(build.port(name=port, node_port=30080),),
+            ingress_ips=("2001:db8:1::1",),
+            source_ranges=("2001:db8:9::/48",),
+            external_local=True,
+            affinity_seconds=60,
+        ),
+        build.endpoint_slice(
+            name["name"],
+            *(f"2001:db8:1111:2222:3333:4444:5555:666{n}" for n in (1, 2)),
+            namespace=name["namespace"],
+            ports=(SlicePort(port, "tcp", 65535),),
+            **family,
+        ),
+        **family,
+    )
+    world.sync()
+    assert not world.quarantined()
+    assert max(len(r.comment) for r in world.kernel.rules.rules(NAT, names.SERVICES)) > 143
+    world.restart()
+    done = len(world.kernel.commits)
+    world.settle()
     assert world.kernel.commits[done:] == []
 
 

@@ -43,6 +43,20 @@ def test_protocols_and_families_make_different_names() -> None:
     assert names.backend_text(Backend("fd00::1", 80)) == "[fd00::1]:80"
 
 
+# A namespace, a Service and a port name can be so long; 28 letters are what iptables takes for a chain.
+LONGEST = [f"{'n' * 63}/{'s' * 62}{last}:{'p' * 15}" for last in "ab"]
+
+
+def chains(name: str) -> list[str]:
+    """One name of each kind, for an endpoint with the longest address."""
+    backend = names.backend_text(Backend("2001:db8:1111:2222:3333:4444:5555:6666", 65535))
+    long = port(name, "sctp")
+    return [*(names.chain_name(each, long) for each in names.PREFIXES), names.endpoint_chain(long, backend)]
+
+
 def test_names_fit_into_iptables() -> None:
-    longest = max(map(len, names.PREFIXES)) + 16
-    assert longest <= 28
+    assert max(map(len, chains(LONGEST[0]))) <= 28
+
+
+def test_long_names_that_differ_in_a_letter_make_different_names() -> None:
+    assert set(chains(LONGEST[0])).isdisjoint(chains(LONGEST[1]))

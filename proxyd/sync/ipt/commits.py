@@ -10,12 +10,14 @@ from proxyd.ipt.saved import Contents
 from proxyd.kernel.ipt.rules import IptRules, RulesLockedError
 from proxyd.kernel.refused import KernelRefusedError
 from proxyd.model import Family
+from proxyd.sync.stopwatch import Stopwatch
 
 
 class RuleCommits:
     """Calls for one family: ``operations`` that were written, ``rules`` among them by table, ``refusals`` of calls.
 
-    ``locked`` of these were refused since somebody else held the lock.
+    ``locked`` of these were refused since somebody else held the lock. ``in_kernel`` is the time in calls of the tools, and
+    so that of making rules while one runs.
     """
 
     def __init__(self, family: Family, kernel: IptRules) -> None:
@@ -25,20 +27,24 @@ class RuleCommits:
         self.refusals = 0
         self.locked = 0
         self.rules: Counter[Table] = Counter()
+        self.in_kernel = Stopwatch()
         self._kernel = kernel
 
     def begin(self) -> None:
         """Counts from 0 again."""
         self.operations = self.refusals = self.locked = 0
         self.rules = Counter()
+        self.in_kernel = Stopwatch()
 
     def contents(self) -> Contents:
         """See ``IptRules``."""
-        return self._kernel.contents()
+        with self.in_kernel:
+            return self._kernel.contents()
 
     def jumps(self) -> frozenset[Placed]:
         """See ``IptRules``."""
-        return self._kernel.jumps()
+        with self.in_kernel:
+            return self._kernel.jumps()
 
     def write(self, *transactions: Transaction) -> None:
         """Carries transactions out, in one call. Raises ``KernelRefusedError``."""
@@ -56,7 +62,8 @@ class RuleCommits:
                 yield each
 
         try:
-            self._kernel.commit(counted())
+            with self.in_kernel:
+                self._kernel.commit(counted())
         except KernelRefusedError as error:
             self.refusals += 1
             self.locked += isinstance(error, RulesLockedError)

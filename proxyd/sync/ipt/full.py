@@ -88,6 +88,7 @@ class RuleWriter:
         self.left = ()
         services.desired.forget()
         concerned = sorted(services.desired.concerned(keys), key=importance)
+        self._progress(commits.family, 0, len(concerned))
         work: Work = {key: services.work_out(key, settings, lambda _: None) for key in concerned}
         style = style_of(sum(_endpoints(each) for each in work.values()))
         holdings = Holdings(commits.family, settings)
@@ -114,7 +115,6 @@ class RuleWriter:
         done = 0
         # A lock that somebody holds says nothing about any Service.
         splitting = Splitting(self._services, about_none=(RulesLockedError,))
-        self._progress(self._commits.family, done, len(work))
         for part in self._parts(work):
             if self._stopping():
                 raise StoppedError

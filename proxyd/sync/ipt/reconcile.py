@@ -97,7 +97,7 @@ class IptReconciler(Reconciler[Holdings]):
     def _write_changes(self, held: Holdings, all_keys: AllKeys, settings: NodeSettings) -> None:
         if settings != self.settings:
             self._write_settings(held, all_keys, settings)
-        self._owed = self._services.desired.concerned(self._owed)
+        self._owed = self.concerned = self._services.desired.concerned(self._owed)
         if self._owed:
             # In order, so that what is written does not depend on the process.
             self._change(held, sorted(self._owed), settings)

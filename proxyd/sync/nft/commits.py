@@ -8,26 +8,30 @@ from proxyd.model import Family, ServiceKey
 from proxyd.nft.delta import Holdings
 from proxyd.nft.objects import Transaction
 from proxyd.nft.render import ServiceObjects
+from proxyd.sync.stopwatch import Stopwatch
 
 Changes = dict[ServiceKey, ServiceObjects | None]
 
 
 class Commits:
-    """Commits for one family, counted: ``operations`` that were written, and ``refusals`` of transactions."""
+    """Commits for one family: ``operations`` that were written, ``refusals`` of transactions and time spent, counted."""
 
     def __init__(self, family: Family, ruleset: Ruleset) -> None:
         self.family = family
         self.operations = 0
         self.refusals = 0
+        self.in_kernel = Stopwatch()
         self._ruleset = ruleset
 
     def begin(self) -> None:
         """Counts from 0 again."""
         self.operations = self.refusals = 0
+        self.in_kernel = Stopwatch()
 
     def contents(self) -> Contents:
         """See ``Ruleset``."""
-        return self._ruleset.contents(self.family)
+        with self.in_kernel:
+            return self._ruleset.contents(self.family)
 
     def change(self, holdings: Holdings, changes: Changes) -> None:
         """Writes Services as they are to be (None: gone). Raises ``KernelRefusedError``; nothing has changed then."""
@@ -40,7 +44,8 @@ class Commits:
         if not transaction.size:
             return
         try:
-            self._ruleset.commit(transaction)
+            with self.in_kernel:
+                self._ruleset.commit(transaction)
         except KernelRefusedError:
             self.refusals += 1
             raise

@@ -73,6 +73,7 @@ class FullWriter:
         try:
             self._declare(written, settings, switch if in_use else ())
             concerned = desired.concerned(keys)
+            self._progress(commits.family, 0, len(concerned))
             self._load(written, sorted(concerned, key=importance), settings)
             if not in_use:
                 commits.write(Transaction(commits.family, chains=switch))
@@ -109,7 +110,6 @@ class FullWriter:
             self._commits.change(holdings, changes)
 
         done = 0
-        self._progress(layout.family, done, len(keys))
         # The library works without the interpreter lock: the next chunk is worked out while one is being committed.
         with ThreadPoolExecutor(1, "commit") as committing:
             chunks = self._chunks(layout, keys, settings)

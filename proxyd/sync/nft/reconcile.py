@@ -72,7 +72,7 @@ class NftReconciler(Reconciler[Written]):
         desired = self._services.desired
         if settings != self.settings:
             self._owed.update(desired.affected(self.settings, settings, all_keys()))
-        self._owed = desired.concerned(self._owed)
+        self._owed = self.concerned = desired.concerned(self._owed)
         if self._owed or settings != self.settings:
             self._change(held, self._owed, settings)
         self.settings, self._owed = settings, set()
