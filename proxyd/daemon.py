@@ -37,6 +37,7 @@ from proxyd.serve.explaining import Explainer
 from proxyd.serve.health import Moment, is_ready
 from proxyd.serve.history import PATH as HISTORY_PATH
 from proxyd.serve.history import HistoryRoute
+from proxyd.serve.http import Handler
 from proxyd.serve.localhost import MAX_CONNECTIONS, LocalhostRelay
 from proxyd.serve.metrics import Metrics
 from proxyd.serve.objects import PATH as OBJECTS_PATH

@@ -31,4 +31,9 @@ def test_each_example_is_what_is_said(
         for words, shown in EXAMPLES:
             command = node.node.command(PROXYD, "plan", *shlex.split(words))
             done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
-            assert (done.stdout, done.stderr) == (shown, ""), words
+            assert (_same(done.stdout), done.stderr) == (_same(shown), ""), words
+
+
+def _same(text: str) -> str:
+    """Without the note about counters: tests before may have made them."""
+    return re.sub(r"^note: counters \(nfacct\).*\n", "", text, flags=re.MULTILINE)

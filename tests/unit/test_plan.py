@@ -222,7 +222,7 @@ def test_manifests_are_all_there_is_but_for_the_node(tmp_path: Path) -> None:
     [
         (["--proxy-mode", "iptables"], "mode"),
         (["--cluster-cidr", "10.0.0.0/8"], "clusterCIDR"),
-        (["--metrics-port", "1"], "metricsBindAddress"),
+        (["--metrics-bind-address", "127.0.0.1:1"], "metricsBindAddress"),
     ],
 )
 def test_another_configuration_is_a_start(words: list[str], changed: str) -> None:
