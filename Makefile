@@ -5,7 +5,7 @@
 # make controlplane : builds etcd and the API server of the tests (with Go, once, some minutes); part of make test.
 SHELL := /bin/bash
 PY := .venv/bin/python
-PURE := proxyd/model.py,proxyd/addresses.py,proxyd/desired/*,proxyd/nft/*,proxyd/ipt/*,proxyd/explain/*,proxyd/kube/decode.py
+PURE := proxyd/model.py,proxyd/addresses.py,proxyd/desired/*,proxyd/nft/*,proxyd/ipt/*,proxyd/explain/*,proxyd/plan/*,proxyd/kube/decode.py
 
 .PHONY: setup demo chromium controlplane prometheus test coverage lint bench image image-test clean
 setup: .venv/.ready
