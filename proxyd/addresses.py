@@ -66,6 +66,11 @@ def contains(cidr: str, address: str) -> bool:
     return ipaddress.ip_address(address) in network
 
 
+def is_loopback(address: str) -> bool:
+    """Whether a canonical address means the host itself, whatever its addresses are."""
+    return address.startswith("127.") or address == "::1"
+
+
 def is_loopback_range(cidr: str) -> bool:
     """Tells whether a canonical range begins with a loopback address."""
     return ipaddress.ip_network(cidr).network_address.is_loopback

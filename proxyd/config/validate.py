@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from proxyd.addresses import canonical, canonical_range
+from proxyd.addresses import canonical, canonical_range, is_loopback
 from proxyd.config.schema import Document, IPTables, NFTables, Problem
 from proxyd.config.values import show
 from proxyd.model import Family
@@ -114,11 +114,6 @@ def page_advice(address: tuple[str, int] | None) -> Iterator[str]:
     if address and not is_loopback(address[0]):
         host = f"[{address[0]}]" if ":" in address[0] else address[0]
         yield f"{PAGE_FLAG}: whoever reaches {host}:{address[1]} can read the status page: it asks for no password"
-
-
-def is_loopback(address: str) -> bool:
-    """Whether only this host can connect to a canonical address."""
-    return address.startswith("127.") or address == "::1"
 
 
 def cluster_cidrs(text: str) -> dict[Family, str]:

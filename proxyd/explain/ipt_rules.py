@@ -11,12 +11,13 @@ from collections.abc import Collection, Iterator
 
 from msgspec.structs import replace
 
+from proxyd.addresses import is_loopback
 from proxyd.desired.conflicts import Kind
 from proxyd.desired.endpoints import Backend
 from proxyd.desired.forwarding import Route
 from proxyd.explain.answer import REPLACED, Source, Step, Verdict
 from proxyd.explain.rules import Refusal, Sender, Way, is_allowed, no_endpoints, not_allowed
-from proxyd.explain.view import Concerned, Entry, Packet, View, is_loopback
+from proxyd.explain.view import Concerned, Entry, Packet, View
 from proxyd.ipt import names
 from proxyd.ipt.names import backend_text, chain_name, endpoint_chain
 from proxyd.ipt.objects import Placed, Table

@@ -6,13 +6,14 @@ from collections.abc import Collection
 
 from msgspec.structs import replace
 
+from proxyd.addresses import is_loopback
 from proxyd.desired.conflicts import Kind
 from proxyd.desired.endpoints import Backend
 from proxyd.desired.forwarding import Route
 from proxyd.desired.localhost import refused
 from proxyd.explain.answer import REPLACED, Source, Step, Verdict
 from proxyd.explain.rules import Refusal, Sender, Way, is_allowed, no_endpoints, not_allowed
-from proxyd.explain.view import Concerned, Entry, Packet, View, is_loopback
+from proxyd.explain.view import Concerned, Entry, Packet, View
 from proxyd.nft.layout import LOCAL_BASE, LOCALHOST_REFUSED, Layout
 from proxyd.nft.render import ServiceObjects, frontend_text, render_service
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from proxyd.addresses import canonical
+from proxyd.addresses import canonical, is_loopback
 from proxyd.desired.admission import Admitted, admit
 from proxyd.desired.conflicts import FrontendKey, Kind
 from proxyd.desired.forwarding import Forwarding, Frontend, PortForwarding
@@ -176,11 +176,6 @@ def address_of(text: str) -> str:
     """An address of a Service as frontends have it, "" where it is none."""
     found = canonical(text)
     return found[1] if found else ""
-
-
-def is_loopback(address: str) -> bool:
-    """Whether a canonical address means the host itself, whatever its addresses are."""
-    return address.startswith("127.") or address == "::1"
 
 
 def _unwritten(view: View) -> dict[ServiceKey, str]:

@@ -15,8 +15,7 @@ from urllib.parse import parse_qsl
 import msgspec
 from msgspec.structs import replace
 
-from proxyd.addresses import canonical
-from proxyd.config.validate import is_loopback
+from proxyd.addresses import canonical, is_loopback
 from proxyd.errors import UserError
 from proxyd.explain.answer import Answer
 from proxyd.explain.answering import NoAnswerError, Words
