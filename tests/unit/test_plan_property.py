@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from proxyd.desired.conflicts import FrontendKey
 from proxyd.ipt.restore import restore_input
 from proxyd.kernel.nft.recording import in_force
 from proxyd.model import EndpointSlice, Family, Service
@@ -161,3 +162,23 @@ def test_a_switch_of_modes_changes_nothing_that_is_served() -> None:
         assert all(each.before and each.after and not each.after.endpoints for each in changes), found
 
     run()
+
+
+@pytest.mark.parametrize("kind", [World, IptWorld])
+def test_both_lists_of_a_frontend_are_read(kind: type[AnyWorld]) -> None:
+    # Explicitly, since random Services rarely have one endpoint here and others elsewhere under policy Local.
+    web = build.service(
+        ingress_ips=("203.0.113.1",),
+        source_ranges=("198.51.100.0/24", "192.0.2.9/32"),
+        external_local=True,
+        ports=(build.port(node_port=30080),),
+    )
+    here, there = build.endpoint("10.244.1.1"), build.endpoint("10.244.2.1", node="node2")
+    world = kind(web, build.endpoint_slice("web", here, there))
+    world.settle()
+    found = serving(world)
+    assert found == forwarded(world)
+    both, local = (("10.244.1.1", 8080), ("10.244.2.1", 8080)), (("10.244.1.1", 8080),)
+    for key in (FrontendKey("203.0.113.1", "tcp", 80), FrontendKey("", "tcp", 30080)):
+        assert (found[key].endpoints, found[key].local) == (both, local)
+    assert found[FrontendKey("203.0.113.1", "tcp", 80)].sources == ("192.0.2.9", "198.51.100.0/24")
