@@ -90,6 +90,7 @@ def test_what_two_services_claim_is_the_older_ones_and_the_others_in_the_moment_
             rules.write_anew()
             assert who(world, EXTERNAL, 80) == {"pod1"}
             assert who(world, "10.96.0.11", 80) == {"pod3"}
+            connecting.more()
             rules.change(gone=[first])
     assert set(connecting.counts) == {"pod1", "pod3"}
 
