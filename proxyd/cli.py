@@ -16,9 +16,9 @@ from proxyd.errors import CannotWorkHereError, UserError
 
 USAGE = 2
 FAILURE = 1
-# Of the commands explain and plan: nobody here can answer.
+# Of the commands explain, drain and plan: nobody here can answer.
 NO_ANSWER = 4
-COMMANDS = ("run", "status", "history", "explain", "plan", "cleanup")
+COMMANDS = ("run", "status", "history", "explain", "drain", "plan", "cleanup")
 # Of the command cleanup only.
 OWN = "--own"
 
@@ -37,7 +37,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except UserError as error:
         return _fail(str(error), USAGE)
     except CannotWorkHereError as error:
-        return _fail(str(error), NO_ANSWER if command in ("explain", "plan") else FAILURE)
+        return _fail(str(error), NO_ANSWER if command in ("explain", "drain", "plan") else FAILURE)
 
 
 def _dispatch(command: str, line: CommandLine, *, own_only: bool) -> int:
@@ -131,6 +131,13 @@ def explain(arguments: Sequence[str]) -> int:
     return answer(arguments)
 
 
+def drain(arguments: Sequence[str]) -> int:
+    """Lists endpoints that terminate or are gone and still hold connections; see ``draining`` for the exit status."""
+    from proxyd.draining import drain as answer  # noqa: PLC0415
+
+    return answer(arguments)
+
+
 def history(arguments: Sequence[str]) -> int:
     """Prints the last changes, and follows them; see ``history``."""
     from proxyd.history import history as show  # noqa: PLC0415
@@ -149,6 +156,7 @@ QUESTIONS: Mapping[str, Callable[[Sequence[str]], int]] = {
     "status": status,
     "history": history,
     "explain": explain,
+    "drain": drain,
     "plan": plan,
 }
 

@@ -32,6 +32,8 @@ from proxyd.modes import Parts, build_mode
 from proxyd.serve import app, http
 from proxyd.serve.advice import advise
 from proxyd.serve.collectors import WatchState
+from proxyd.serve.draining import PATH as DRAIN_PATH
+from proxyd.serve.draining import DrainReport
 from proxyd.serve.explaining import PATH as EXPLAIN_PATH
 from proxyd.serve.explaining import Explainer
 from proxyd.serve.health import Moment, is_ready
@@ -260,6 +262,7 @@ class Daemon:
             EXPLAIN_PATH: explain,
             HISTORY_PATH: history,
             OBJECTS_PATH: RunningObjects(self._store, self._status, config.given),
+            DRAIN_PATH: DrainReport(self._store, self._status),
         }
         self._server.add_local_listener(SOCKET, app.local_routes(self._report, answers))
         self._show_page(explain, history)

@@ -15,6 +15,7 @@ from itertools import islice
 from typing import NamedTuple
 
 from proxyd.desired.conflicts import FrontendKey
+from proxyd.desired.draining import Flow
 from proxyd.desired.endpoints import Backend
 from proxyd.desired.flows import Live, is_stale
 from proxyd.kernel.addresses import every_address
@@ -36,7 +37,8 @@ _PROTOCOLS = {"tcp": socket.IPPROTO_TCP, "udp": socket.IPPROTO_UDP}
 _START = NETFILTER_HEADER.size
 _GET, _DELETE, _GET_STATISTICS = 1 << 8 | 1, 1 << 8 | 2, 1 << 8 | 5
 # Attributes of a flow; of each of its two tuples; of the addresses in a tuple (both families) and of its ports.
-_ORIGINAL, _REPLY, _ID, _ZONE = 1, 2, 12, 18
+_ORIGINAL, _REPLY, _STATE, _ID, _ZONE, _TIMES = 1, 2, 4, 12, 18, 20
+_STATE_OF_TCP, _TCP_STATE, _BEGAN = 1, 1, 1
 _IP, _PROTO = 1, 2
 _SOURCES, _DESTINATIONS = (1, 3), (2, 4)
 _NUMBER, _SOURCE_PORT, _DESTINATION_PORT = 1, 2, 3
@@ -93,6 +95,27 @@ class Conntrack:
             hint = " (CAP_NET_ADMIN is needed)" if error.errno == errno.EPERM else ""
             raise FlowsError(f"{error.strerror or error}{hint}") from error
         return +found
+
+    def translated(self, family: Family, frontends: Iterable[FrontendKey]) -> Iterator[Flow]:
+        """The tracked flows to these frontends that are answered by somebody else, as the kernel lists them.
+
+        Never all in memory. A frontend without an address stands for its port on every local address that no frontend
+        has for itself. Raises ``FlowsError``.
+        """
+        keys = tuple(frontends)
+        ends, wanted = _Ends(4 if family is Family.IPV4 else 16), _ends_of(family, keys)
+        try:
+            with Netlink(NETFILTER) as asking:
+                for question in questions(family, keys):
+                    for message in asking.ask(_GET, _filtered(family, question), dump=True):
+                        with suppress(KeyError):
+                            destination, answers = ends.read(message)
+                            frontend = wanted.get(destination)
+                            if frontend is not None and answers != destination:
+                                yield _tracked(message, frontend, _backend(answers))
+        except OSError as error:
+            hint = " (CAP_NET_ADMIN is needed)" if error.errno == errno.EPERM else ""
+            raise FlowsError(f"{error.strerror or error}{hint}") from error
 
 
 def load_tracker() -> None:
@@ -265,6 +288,24 @@ def _read_end(message: bytes, span: tuple[int, int], addresses: tuple[int, int],
     ip, proto = _inside(message, parts[_IP]), _inside(message, parts[_PROTO])
     address = next((_value(message, ip[kind]) for kind in addresses if kind in ip), b"")
     return _value(message, proto[_NUMBER]) + address + _value(message, proto[port])
+
+
+def _ends_of(family: Family, keys: Iterable[FrontendKey]) -> dict[End, FrontendKey]:
+    """The packed destinations of frontends; an address of its own goes before a node port on every address."""
+    af = _AF[family]
+    anywhere = [key for key in keys if not key.address]
+    found = {_end(af, each, key.protocol, key.port): key for each in every_address(family) for key in anywhere}
+    return found | {_end(af, *key): key for key in keys if key.address}
+
+
+def _tracked(message: bytes, frontend: FrontendKey, answers: Backend) -> Flow:
+    parts = _spans(message, _START, len(message))
+    state, began = 0, None
+    if _STATE in parts and _STATE_OF_TCP in (info := _inside(message, parts[_STATE])):
+        state = _value(message, _inside(message, info[_STATE_OF_TCP])[_TCP_STATE])[0]
+    if _TIMES in parts:
+        began = int.from_bytes(_value(message, _inside(message, parts[_TIMES])[_BEGAN])) / 1e9
+    return Flow(frontend, answers, state, began)
 
 
 def _backend(end: End) -> Backend:

@@ -13,6 +13,7 @@ from types import MappingProxyType
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from proxyd.kube.decode import Decoded, ObjectKey
+from proxyd.kube.terminating import Terminating
 from proxyd.model import (
     FAMILIES,
     Action,
@@ -140,6 +141,7 @@ class Store:
         self.nodes: Intake[Node] = Intake(self, "Node", self._node_changed)
         self.unreadable: dict[tuple[str, ObjectKey], Finding] = {}
         self._now = now
+        self._terminating = Terminating()
         self._slices_of: dict[ServiceKey, dict[str, EndpointSlice]] = {}
         self._dirty: set[ServiceKey] = set()
         self._node_dirty = False
@@ -164,6 +166,18 @@ class Store:
         with self.lock:
             slices = self._slices_of.get(key, {})
             return self.services.objects.get(key), tuple(slices[name] for name in sorted(slices))
+
+    def terminating(self, key: ServiceKey) -> dict[tuple[Family, str], float]:
+        """The addresses in slices of a Service that terminate, and when that was first seen (monotonic seconds)."""
+        found: dict[tuple[Family, str], float] = {}
+        with self.lock:
+            for piece in self._slices_of.get(key, {}).values():
+                for each in piece.endpoints:
+                    since = self._terminating.since(piece, each.address)
+                    if since is not None:
+                        place = (piece.family, each.address)
+                        found[place] = min(since, found.get(place, since))
+        return found
 
     def keys(self) -> list[ServiceKey]:
         """Keys of all Services."""
@@ -286,6 +300,7 @@ class Store:
         self._note_time(Cause.SERVICE, {Family.IPV6 if ":" in ip else Family.IPV4 for ip in cluster_ips})
 
     def _slice_changed(self, old: EndpointSlice | None, new: EndpointSlice | None) -> None:
+        self._terminating.update(old, new, self._now())
         if old is not None and (new is None or new.service != old.service):
             slices = self._slices_of[old.service]
             del slices[old.name]
