@@ -1,9 +1,10 @@
-"""``proxyd explain``: puts a question to the running proxyd, or answers it from a folder of manifests."""
+"""``proxyd explain``: puts a question to the running proxyd, or answers it from manifests or from an API server."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
@@ -32,6 +33,8 @@ from proxyd.startup import policy_of
 
 OWN_FLAGS = {"--from": False, "--to": False, "--interface": False, "--output": False, "--verify": True}
 OWN_LETTERS = {"o": "--output"}
+# Flags of run that say what to answer from.
+SOURCES = ("--manifests", "--kubeconfig", "--master")
 HELP = """\
 proxyd explain: what becomes of a connection to a Service, and why.
 
@@ -43,7 +46,9 @@ proxyd explain: what becomes of a connection to a Service, and why.
   --interface NAME          by which interface it comes in, where that tells pods of this node (detectLocalMode)
   --verify                  compare the answer with the kernel's rules, and say whose the tracked connections are
   -o, --output text|json    for people or for programs
-  --manifests DIR           answer from these files, and the flags of run beside it, instead of asking the running proxyd
+  --manifests DIR|FILE      answer from these files (a folder, or what kubectl get services,endpointslices,nodes -A -o yaml
+                            or json wrote) instead of asking the running proxyd; takes the flags of run beside it
+  --kubeconfig FILE         answer from what the API server has now; likewise. --master URL names another server
 
 Exit status: 0 delivered, 1 refused, dropped or not served, 2 no question, 3 no Service names it, 4 nobody can answer,
 5 the kernel's rules are not what they should be.
@@ -108,10 +113,13 @@ def read_question(arguments: Sequence[str]) -> Asked:
     output = own["--output"] or "text"
     if output not in ("text", "json"):
         raise UserError(f"--output: must be text or json, got {output!r}")
-    if line.given and "--manifests" not in line.given:
+    sources = [each for each in SOURCES if each in line.given]
+    if line.given and not sources:
         raise UserError(
-            f"{next(iter(line.given))}: goes with --manifests only; the running proxyd has flags of its own"
+            f"{next(iter(line.given))}: goes with {', '.join(SOURCES)} only; the running proxyd has flags of its own"
         )
+    if "--manifests" in sources and len(sources) > 1:
+        raise UserError(f"--manifests and {sources[1]}: say one of them")
     words = Words(name, own["--from"], own["--to"], own["--interface"], "yes" if own["--verify"] == "true" else "")
     words.check()
     return Asked(words, output, line if line.given else None)
@@ -119,16 +127,15 @@ def read_question(arguments: Sequence[str]) -> Asked:
 
 def _views(config: Config) -> dict[Family, View]:
     """What a proxyd with this configuration would have here."""
-    # Needs watchfiles, and the rest does not.
-    from proxyd.kube.manifests import ManifestSource  # noqa: PLC0415
-
     policy, store = policy_of(config), Store()
-    ManifestSource(config.manifests or "", store, policy.node_name).read()
+    _read(config, store, policy.node_name)
     node, here = store.node(), KernelHost().read()
     services, found = Index(store.all_services()), {}
     for family in host.supported_families():
         settings = node_settings(family, policy, node, local_addresses(here))
         addresses, notes = _addresses(family, node, here)
+        if node is None:
+            notes = (*notes, f"there is no Node {policy.node_name} in there (--hostname-override names another)")
         found[family] = View(
             config.mode,
             settings,
@@ -140,6 +147,24 @@ def _views(config: Config) -> dict[Family, View]:
             notes=notes,
         )
     return found
+
+
+def _read(config: Config, store: Store, node_name: str) -> None:
+    """Fills a store from what the command line names. Raises ``UserError``, ``NotListedError``."""
+    if config.manifests is None:
+        # The kubernetes package is costly to import.
+        from proxyd.kube.client import connect  # noqa: PLC0415
+        from proxyd.kube.once import list_once  # noqa: PLC0415
+
+        list_once(connect(config.kubeconfig, config.master), store, node_name)
+        return
+    # Needs watchfiles, and the rest does not.
+    from proxyd.kube.manifests import ManifestSource, read_file  # noqa: PLC0415
+
+    if Path(config.manifests).is_file():
+        read_file(config.manifests, store, node_name)
+    else:
+        ManifestSource(config.manifests, store, node_name).read()
 
 
 def _addresses(family: Family, node: Node | None, here: HostState) -> tuple[frozenset[str], tuple[str, ...]]:

@@ -76,8 +76,20 @@ class ManifestSource:
     Of an object that is in two files, the one in the first file by name counts.
     """
 
-    def __init__(self, folder: str, store: Store, node_name: str, stopping: Callable[[], bool] = lambda: False) -> None:
-        """``node_name`` is the one whose Node object counts; ``stopping`` tells that no more need be read."""
+    def __init__(
+        self,
+        folder: str,
+        store: Store,
+        node_name: str,
+        stopping: Callable[[], bool] = lambda: False,
+        *,
+        only: str = "",
+    ) -> None:
+        """``node_name`` is the one whose Node object counts; ``stopping`` tells that no more need be read.
+
+        ``only``: one file of the folder, whatever its suffix, in place of all.
+        """
+        self._only = only
         self._folder = Path(folder)
         self._store = store
         self._node_name = node_name
@@ -190,7 +202,7 @@ class ManifestSource:
         folder = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY)
         try:
             for name in sorted(os.listdir(folder)):
-                if name.endswith(SUFFIXES) and not name.startswith((".", "#", "~")):
+                if name == self._only if self._only else _counts(name):
                     try:
                         status = os.stat(name, dir_fd=folder)
                     except OSError:
@@ -323,6 +335,28 @@ class ManifestSource:
 
 
 _UNREADABLE = (OSError, ValueError, TypeError, RecursionError, msgspec.MsgspecError)
+
+
+def read_file(path: str, store: Store, node_name: str) -> None:
+    """Reads one file into a store, for a command that answers and ends: what kubectl get -o yaml or -o json wrote.
+
+    Raises ManifestError where it is missing or cannot be read; what single objects do wrong becomes Findings.
+    """
+    file = Path(path)
+    try:
+        data = file.read_bytes()
+        if not data.strip():
+            raise ValueError("it is empty")
+        ManifestSource(str(file.parent), store, node_name, only=file.name).read()
+    except (OSError, ValueError) as error:
+        raise ManifestError(f"manifest file {path}: {getattr(error, 'strerror', None) or error}") from error
+    wrong = store.unreadable.get(("Manifest", ("", file.name)))
+    if wrong is not None and not (store.services.objects or store.slices.objects):
+        raise ManifestError(f"manifest file {path}: {wrong.message}")
+
+
+def _counts(name: str) -> bool:
+    return name.endswith(SUFFIXES) and not name.startswith((".", "#", "~"))
 
 
 def _documents(data: bytes, name: str) -> Iterator[Any]:
