@@ -53,8 +53,8 @@ def test_connections_of_an_endpoint_that_terminates_and_then_is_gone(
 ) -> None:
     pod = ADDRESSES["pod1"][family]
     bench.world.node.run("sysctl", "-qw", "net.netfilter.nf_conntrack_timestamp=1")
-    bench.put(*web(pod1=READY))
     bench.start()
+    bench.put(*web(pod1=READY))
     held.connect(Target(VIP[family], 80))
     assert told(bench.world) == (0, [])
     bench.put(*web(pod1=TERMINATING, pod3=READY))
