@@ -128,7 +128,7 @@ def read_question(arguments: Sequence[str]) -> Asked:
 def _views(config: Config) -> dict[Family, View]:
     """What a proxyd with this configuration would have here."""
     policy, store = policy_of(config), Store()
-    _read(config, store, policy.node_name)
+    left_out = _read(config, store, policy.node_name)
     node, here = store.node(), KernelHost().read()
     services, found = Index(store.all_services()), {}
     for family in host.supported_families():
@@ -144,20 +144,19 @@ def _views(config: Config) -> dict[Family, View]:
             addresses,
             tuple(store.unreadable.values()),
             localhost=bool(localhost_settings(config, config.localhost_node_ports)),
-            notes=notes,
+            notes=(*notes, *left_out),
         )
     return found
 
 
-def _read(config: Config, store: Store, node_name: str) -> None:
-    """Fills a store from what the command line names. Raises ``UserError``, ``NotListedError``."""
+def _read(config: Config, store: Store, node_name: str) -> tuple[str, ...]:
+    """Fills a store from what the command line names; gives notes about it. Raises ``UserError``, ``NotListedError``."""
     if config.manifests is None:
         # The kubernetes package is costly to import.
         from proxyd.kube.client import connect  # noqa: PLC0415
         from proxyd.kube.once import list_once  # noqa: PLC0415
 
-        list_once(connect(config.kubeconfig, config.master), store, node_name)
-        return
+        return list_once(connect(config.kubeconfig, config.master), store, node_name)
     # Needs watchfiles, and the rest does not.
     from proxyd.kube.manifests import ManifestSource, read_file  # noqa: PLC0415
 
@@ -165,6 +164,7 @@ def _read(config: Config, store: Store, node_name: str) -> None:
         read_file(config.manifests, store, node_name)
     else:
         ManifestSource(config.manifests, store, node_name).read()
+    return ()
 
 
 def _addresses(family: Family, node: Node | None, here: HostState) -> tuple[frozenset[str], tuple[str, ...]]:

@@ -22,16 +22,44 @@ class NotListedError(CannotWorkHereError):
     """The API server does not say what is asked for; the text is one line for the user."""
 
 
-def list_once(client: Client, store: Store, node_name: str) -> None:
-    """Lists Services, EndpointSlices and the own Node into a store. Raises ``NotListedError``; nothing is tried again."""
-    store.nodes.replace(_listed(client, own_node(node_name)))
-    store.services.replace(_listed(client, SERVICES))
-    store.slices.replace(_listed(client, ENDPOINT_SLICES))
+class _List:
+    """One complete list. ``nameless`` counts objects of which not even the name can be read."""
+
+    def __init__(self) -> None:
+        self.objects: dict[ObjectKey, Decoded[Any]] = {}
+        self.nameless = 0
+
+    def add(self, resource: Resource[Any], raw: msgspec.Raw) -> None:
+        try:
+            decoded = resource.decode(raw)
+        except (msgspec.MsgspecError, ValueError, TypeError):
+            self.nameless += 1
+        else:
+            self.objects[decoded.key] = decoded
 
 
-def _listed(client: Client, resource: Resource[Any]) -> list[Decoded[Any]]:
+def list_once(client: Client, store: Store, node_name: str) -> tuple[str, ...]:
+    """Lists Services, EndpointSlices and the own Node into a store. Raises ``NotListedError``; nothing is tried again.
+
+    Gives notes for the user: one for each kind of which objects are so wrong that not even their names can be read, which
+    are left out, as the daemon does.
+    """
+    notes: list[str] = []
+    for resource, intake in (
+        (own_node(node_name), store.nodes),
+        (SERVICES, store.services),
+        (ENDPOINT_SLICES, store.slices),
+    ):
+        listed = _listed(client, resource)
+        intake.replace(listed.objects.values())
+        if listed.nameless:
+            notes.append(f"{resource.name} left out, for they have no readable name: {listed.nameless}")
+    return tuple(notes)
+
+
+def _listed(client: Client, resource: Resource[Any]) -> _List:
     try:
-        return list(_pages(client, resource).values())
+        return _pages(client, resource)
     except ApiError as error:
         raise NotListedError(
             f"cannot list {resource.name} at {client.host}: {error}{_hint(error, resource)}"
@@ -51,24 +79,19 @@ def _hint(error: ApiError, resource: Resource[Any]) -> str:
     return ""
 
 
-def _pages(client: Client, resource: Resource[Any]) -> dict[ObjectKey, Decoded[Any]]:
+def _pages(client: Client, resource: Resource[Any]) -> _List:
     """A complete list; where a page expires (410) in between, one list without pages."""
-    found: dict[ObjectKey, Decoded[Any]] = {}
-    limit, token = {"limit": str(PAGE)}, ""
+    found, limit, token = _List(), {"limit": str(PAGE)}, ""
     while True:
         try:
             page = _page(client, resource, {**limit, **({"continue": token} if token else {})})
         except ApiError as error:
             if error.status != 410 or not token:
                 raise
-            found, limit, token = {}, {}, ""
+            found, limit, token = _List(), {}, ""
             continue
         for raw in page.items or ():
-            try:
-                decoded = resource.decode(raw)
-            except (msgspec.MsgspecError, ValueError, TypeError):
-                continue  # so wrong that not even its name is known: the daemon leaves it out too
-            found[decoded.key] = decoded
+            found.add(resource, raw)
         token = page.metadata.continue_ or ""
         if not token:
             return found
