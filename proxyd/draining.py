@@ -28,7 +28,7 @@ from proxyd.serve.draining import path_of
 OWN_FLAGS = {"--output": False, "--wait": False}
 OWN_LETTERS = {"o": "--output"}
 TIMESTAMPS = Path("/proc/sys/net/netfilter/nf_conntrack_timestamp")
-# Seconds between two looks while waiting; one may take a second where the tracker is full.
+# Seconds between two looks while waiting.
 EVERY = 1.0
 NO_AGES = "the kernel does not note when connections begin (sysctl net.netfilter.nf_conntrack_timestamp is 0)"
 HELP = """\
