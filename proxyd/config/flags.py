@@ -131,7 +131,7 @@ GROUPS: dict[str, tuple[Flag, ...]] = {
         _flag("--config", "", text, "KubeProxyConfiguration to read; most other flags are then ignored", "FILE"),
         _flag("--kubeconfig", "clientConnection.kubeconfig", text, "how to reach the API server", "FILE"),
         _flag("--master", "", text, "address of the API server, before the kubeconfig's", "URL"),
-        _flag("--manifests", "", text, "serve Services from the YAML or JSON files of a folder instead of an API server", "DIR"),
+        _flag("--manifests", "", text, "serve Services from YAML or JSON files, not from an API server", "DIR"),
         _flag("--hostname-override", "hostnameOverride", text_or_default, "name of this Node", "NAME", beats_file=True),
     ),
     "To do one thing and end": (

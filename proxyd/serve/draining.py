@@ -20,8 +20,8 @@ from proxyd.serve.http import Request, Response
 from proxyd.sync.status import Status
 
 PATH = "/drain"
-# Services told in one answer, while which nobody else is served. With 5,000 Services of 10 endpoints, the median page takes a
-# twenty-fifth of the time that one answer for all takes.
+# Services told in one answer; nobody else is served meanwhile. With 5,000 Services of 10 endpoints, the median page takes
+# a twenty-fifth of the time that one answer for all takes.
 PAGE = 200
 
 
