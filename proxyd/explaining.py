@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
@@ -24,9 +23,9 @@ from proxyd.kernel import host
 from proxyd.kernel.addresses import KernelHost
 from proxyd.kernel.ipt.iptables import IptablesTools
 from proxyd.kernel.verifying import CannotVerifyError, IptReader, NftReader, Reader, verify
-from proxyd.kube.store import Store
 from proxyd.model import Family, HostState, Node
 from proxyd.modes import backend_choice
+from proxyd.objects import given
 from proxyd.serve.ask import ask
 from proxyd.serve.explaining import answer_json, path_of
 from proxyd.startup import policy_of
@@ -105,9 +104,9 @@ def read_question(arguments: Sequence[str]) -> Asked:
     """Takes the arguments apart. Raises ``UserError``."""
     rest = list(arguments)
     name = rest.pop(0) if rest and not rest[0].startswith("-") else ""
-    given = read_arguments(rest, OWN_FLAGS, OWN_LETTERS)
-    own = {flag: given.text(flag) or "" for flag in OWN_FLAGS}
-    line = CommandLine({flag: texts for flag, texts in given.given.items() if flag not in OWN_FLAGS}, given.problems)
+    read = read_arguments(rest, OWN_FLAGS, OWN_LETTERS)
+    own = {flag: read.text(flag) or "" for flag in OWN_FLAGS}
+    line = CommandLine({flag: texts for flag, texts in read.given.items() if flag not in OWN_FLAGS}, read.problems)
     if line.problems:
         raise ConfigError(tuple(map(str, line.problems)))
     output = own["--output"] or "text"
@@ -127,8 +126,8 @@ def read_question(arguments: Sequence[str]) -> Asked:
 
 def _views(config: Config) -> dict[Family, View]:
     """What a proxyd with this configuration would have here."""
-    policy, store = policy_of(config), Store()
-    left_out = _read(config, store, policy.node_name)
+    policy = policy_of(config)
+    store, about = given(config, policy.node_name)
     node, here = store.node(), KernelHost().read()
     services, found = Index(store.all_services()), {}
     for family in host.supported_families():
@@ -144,27 +143,9 @@ def _views(config: Config) -> dict[Family, View]:
             addresses,
             tuple(store.unreadable.values()),
             localhost=bool(localhost_settings(config, config.localhost_node_ports)),
-            notes=(*notes, *left_out),
+            notes=(*notes, *about),
         )
     return found
-
-
-def _read(config: Config, store: Store, node_name: str) -> tuple[str, ...]:
-    """Fills a store from what the command line names; gives notes about it. Raises ``UserError``, ``NotListedError``."""
-    if config.manifests is None:
-        # The kubernetes package is costly to import.
-        from proxyd.kube.client import connect  # noqa: PLC0415
-        from proxyd.kube.once import list_once  # noqa: PLC0415
-
-        return list_once(connect(config.kubeconfig, config.master), store, node_name)
-    # Needs watchfiles, and the rest does not.
-    from proxyd.kube.manifests import ManifestSource, read_file  # noqa: PLC0415
-
-    if Path(config.manifests).is_file():
-        read_file(config.manifests, store, node_name)
-    else:
-        ManifestSource(config.manifests, store, node_name).read()
-    return ()
 
 
 def _addresses(family: Family, node: Node | None, here: HostState) -> tuple[frozenset[str], tuple[str, ...]]:

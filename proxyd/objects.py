@@ -1,16 +1,20 @@
-"""Objects for a command that needs them once: from a folder of manifests, or from the API server."""
+"""Objects for a command that needs them once: from manifests, the API server or the running proxyd."""
 
 from __future__ import annotations
 
-import time
+from pathlib import Path
+from typing import NamedTuple
 
 from proxyd.config import Config
-from proxyd.explain.answering import NoAnswerError
 from proxyd.kube.store import Store
 from proxyd.serve.objects import Running
 
-# Seconds in which the API server has to have listed everything.
-PATIENCE = 30.0
+
+class Objects(NamedTuple):
+    """All of them, and what is to be said about how they were read."""
+
+    store: Store
+    notes: tuple[str, ...] = ()
 
 
 def of_running(running: Running) -> Store:
@@ -23,39 +27,32 @@ def of_running(running: Running) -> Store:
     return store
 
 
-def manifests(folder: str, node_name: str) -> Store:
-    """All objects of a folder. Raises ``UserError`` where it cannot be read at all."""
+def manifests(path: str, node_name: str) -> Store:
+    """All objects of a folder, or of one file. Raises ``UserError`` where it cannot be read at all."""
     # Needs watchfiles, and the rest does not.
-    from proxyd.kube.manifests import ManifestSource  # noqa: PLC0415
+    from proxyd.kube.manifests import ManifestSource, read_file  # noqa: PLC0415
 
     store = Store()
-    ManifestSource(folder, store, node_name).read()
+    if Path(path).is_file():
+        read_file(path, store, node_name)
+    else:
+        ManifestSource(path, store, node_name).read()
     return store
 
 
-def listed(config: Config, node_name: str) -> Store:
-    """All objects of the API server. Raises ``UserError`` where access is not configured right, ``NoAnswerError``."""
+def given(config: Config, node_name: str) -> Objects:
+    """All objects of the source that the configuration names: manifests, else the API server.
+
+    Raises ``UserError`` where access is not configured right, ``NotListedError``.
+    """
+    if config.manifests is not None:
+        return Objects(manifests(config.manifests, node_name))
+    # The kubernetes package is costly to import.
     from proxyd.kube.client import connect  # noqa: PLC0415
-    from proxyd.kube.reflector import Reflector  # noqa: PLC0415
-    from proxyd.kube.resources import ENDPOINT_SLICES, SERVICES, own_node  # noqa: PLC0415
+    from proxyd.kube.once import list_once  # noqa: PLC0415
 
-    store, client = Store(), connect(config.kubeconfig, config.master)
-    reflectors = (
-        Reflector(client, own_node(node_name), store.nodes),
-        Reflector(client, SERVICES, store.services),
-        Reflector(client, ENDPOINT_SLICES, store.slices),
-    )
-    for each in reflectors:
-        each.start()
-    deadline = time.monotonic() + PATIENCE
-    with store.lock:
-        complete = store.lock.wait_for(lambda: store.complete and store.nodes.synced, deadline - time.monotonic())
-    for each in reflectors:
-        each.stop()
-    if not complete:
-        problems = dict.fromkeys(each.state.last_error for each in reflectors if each.state.last_error)
-        raise NoAnswerError(f"the API server has not listed all objects in {PATIENCE:g} s: {'; '.join(problems)}")
-    return store
+    store = Store()
+    return Objects(store, list_once(connect(config.kubeconfig, config.master), store, node_name))
 
 
 def overlaid(store: Store, more: Store) -> None:

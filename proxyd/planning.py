@@ -21,7 +21,8 @@ from proxyd.kernel.addresses import KernelHost
 from proxyd.kernel.present import present, removal
 from proxyd.kube.store import Store
 from proxyd.model import Family, Finding, Node, NodeSettings, Reason
-from proxyd.objects import listed, manifests, of_running, overlaid
+from proxyd.objects import Objects, manifests, of_running, overlaid
+from proxyd.objects import given as given_objects
 from proxyd.plan.answer import DIFFERS, NOTHING, FamilyPlan, How, Plan, Removal, Write
 from proxyd.plan.served import Serving, difference
 from proxyd.plan.text import plan_text
@@ -71,6 +72,7 @@ class Question(NamedTuple):
     before: Store
     changed: tuple[str, ...]
     how: How
+    notes: tuple[str, ...] = ()
 
 
 def plan(arguments: Sequence[str]) -> int:
@@ -126,26 +128,22 @@ def question(asked: Asked, running: Running | None) -> Question:
     config = load(CommandLine({**theirs, **mine}))
     check_host(config, host.supported_families())
     before = of_running(running) if running is not None else Store()
-    wanted = _objects(config, running, mine)
+    wanted, notes = _objects(config, running, mine)
     if asked.apply:
         overlaid(wanted, manifests(asked.apply, policy_of(config).node_name))
     changed, how = _how(config, running)
-    return Question(config, wanted, running, before, changed, how)
+    return Question(config, wanted, running, before, changed, how, notes)
 
 
-def _objects(config: Config, running: Running | None, mine: dict[str, tuple[str, ...]]) -> Store:
+def _objects(config: Config, running: Running | None, mine: dict[str, tuple[str, ...]]) -> Objects:
     """Objects of the source that was asked for, else those of the running proxyd."""
-    node_name = policy_of(config).node_name
-    if config.manifests is not None and (running is None or "--manifests" in mine):
-        found = manifests(config.manifests, node_name)
-    elif running is None or {"--kubeconfig", "--master"} & mine.keys():
-        if not (config.kubeconfig or config.master):
-            raise NoAnswerError("no proxyd runs in this network namespace: say --manifests DIR or --kubeconfig FILE")
-        found = listed(config, node_name)
-    else:
-        found = of_running(running)
-    if running is not None and found.node() is None:
-        found.load_node(running.node)
+    if running is not None and not set(_SOURCES) & mine.keys():
+        return Objects(of_running(running))
+    if config.manifests is None and not (config.kubeconfig or config.master):
+        raise NoAnswerError("no proxyd runs in this network namespace: say --manifests DIR or --kubeconfig FILE")
+    found = given_objects(config, policy_of(config).node_name)
+    if running is not None and found.store.node() is None:
+        found.store.load_node(running.node)
     return found
 
 
@@ -194,7 +192,7 @@ def make_plan(asked: Question, *, rules: bool) -> Plan:
         removals=removals,
         findings=tuple(sorted(set(findings), key=str)),
         solved=tuple(sorted((each for each in stand - set(findings) if _is_foreseeable(each)), key=str)),
-        notes=(*recorders.notes, *_notes(running, removals)),
+        notes=(*asked.notes, *recorders.notes, *_notes(running, removals)),
     )
 
 
