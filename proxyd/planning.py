@@ -41,7 +41,7 @@ proxyd plan: what this node would change, as a summary of each Service and as ex
   proxyd plan --apply DIR                   if these manifests were applied to what the running proxyd serves
   proxyd plan --proxy-mode MODE             if proxyd were started anew in this mode
   proxyd plan --config FILE                 if it were started anew with this configuration; other flags of run likewise
-  proxyd plan --manifests DIR               if these manifests were all there is
+  proxyd plan --manifests DIR|FILE          if these manifests were all there is
   proxyd plan --kubeconfig FILE             if proxyd were started here, and took over from kube-proxy
 
   --apply DIR               manifests that come on top of what is served; nothing goes
