@@ -44,9 +44,9 @@ def at(pod: str, **fields: Any) -> End:
 class Row(NamedTuple):
     """A question and its answer.
 
-    ``met``: who answers connections, or what comes instead. ``ends`` has the endpoints that can be chosen, ``out`` those that
-    are left out. ``says`` is a part of the reason or a note, ``reason`` a Finding that must be told. ``spec`` are fields
-    of the Service beside its addresses; ``named`` what is said of it by its name.
+    ``met``: who answers connections, or what comes instead. ``ends`` has the endpoints that can be chosen, ``out`` those
+    that are left out. ``says`` is a part of the reason or a note, ``reason`` a Finding that must be told. ``spec`` are
+    fields of the Service beside its addresses; ``named`` what is said of it by its name.
     """
 
     title: str
@@ -94,7 +94,8 @@ POD = {"pod1": S.LOCAL_POD}
 ROWS = [
     # -- what becomes of the source
     Row("pod", "pod2", "vip", V.DELIVERED, {"pod1", "pod3"}, BOTH, {**POD, "pod3": S.LOCAL_POD}),
-    Row("client", "client1", "vip", V.DELIVERED, {"pod1", "pod3"}, BOTH, dict.fromkeys(("pod1", "pod3"), S.NOT_A_LOCAL_POD)),
+    Row("client", "client1", "vip", V.DELIVERED, {"pod1", "pod3"}, BOTH,
+        dict.fromkeys(("pod1", "pod3"), S.NOT_A_LOCAL_POD)),
     Row("itself", "pod1", "vip", V.DELIVERED, {"pod1", "pod3"}, BOTH, {"pod1": S.HAIRPIN, "pod3": S.LOCAL_POD}),
     Row("external", "client1", "external", V.DELIVERED, {"pod1", "pod3"}, BOTH,
         dict.fromkeys(("pod1", "pod3"), S.EXTERNAL_CLUSTER)),
@@ -154,8 +155,8 @@ ROWS = [
         spec={"ports": [{"name": "http", "port": 80, "nodePort": 2222}]}),
     Row("none, from the node", "node", "external", V.UNSERVED, {"pod2"}, says="do not refuse", port=8443,
         external=ADDRESSES["pod2"], spec={"ports": [port_of(8443)]}, modes=IPT),
-    Row("none, from the node", "node", "external", V.REJECTED, {"refused"}, says="no endpoint that could be used", port=8443,
-        external=ADDRESSES["pod2"], spec={"ports": [port_of(8443)]}, modes=NFT),
+    Row("none, from the node", "node", "external", V.REJECTED, {"refused"}, says="no endpoint that could be used",
+        port=8443, external=ADDRESSES["pod2"], spec={"ports": [port_of(8443)]}, modes=NFT),
     # -- refused fields and conflicts
     Row("port too high", "pod2", "vip", V.DELIVERED, {"pod1"}, (HERE,), POD, reason=R.INVALID_PORT,
         spec={"ports": [port_of(80, "http"), port_of(70000, "high")]}),
@@ -255,7 +256,12 @@ def _slices(name: str, row: Row) -> list[Document]:
             "addressType": family.value,
             "ports": [{"name": ends[0].port_name, "port": ends[0].port}],
             "endpoints": [
-                {"addresses": [each.address[family]], "conditions": each.conditions, "nodeName": each.node, **each.hints}
+                {
+                    "addresses": [each.address[family]],
+                    "conditions": each.conditions,
+                    "nodeName": each.node,
+                    **each.hints,
+                }
                 for each in ends
             ],
         }

@@ -154,7 +154,7 @@ def questions(random: Random, family: Family, made: Cluster) -> dict[str, list[P
 
 def is_complete(answer: Explanation, made: Cluster) -> bool:
     """Whether every address of the Service's slices is either used or left out for a reason."""
-    told = {each.address for each in (*answer.endpoints, *answer.left_out)}
+    told = {each.address for each in answer.endpoints} | {each.address for each in answer.left_out}
     return told == {
         address
         for each in made.objects
@@ -204,4 +204,3 @@ def test_an_answer_is_never_wrong(world: Topology, rules: Rules) -> None:
                     raise AssertionError(f"seed {seed}, {family}, {place}, {made}") from error
     # Each can be met by chance, so that one that never was says that these clusters are too tame.
     assert met.keys() == {*Verdict}, met
-    print(dict(met))
