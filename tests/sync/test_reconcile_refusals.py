@@ -291,7 +291,7 @@ def poisoned_service(name: str = "bad") -> Service:
 
 
 def poisoned_slice(name: str = "bad") -> EndpointSlice:
-    return EndpointSlice("default", f"{name}-1", build.key(name), V4, (None,), build.endpoint_slice().ports)  # type: ignore[arg-type]
+    return EndpointSlice("default", f"{name}-1", build.key(name), V4, (build.endpoint(),), None)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("running", [True, False])

@@ -85,7 +85,7 @@ def test_the_command_line() -> None:
 @pytest.mark.parametrize(
     ("arguments", "problem"),
     [
-        (["web", "--proxy-mode=iptables"], "--proxy-mode: goes with --manifests only"),
+        (["web", "--proxy-mode=iptables"], "--proxy-mode: goes with --manifests, --kubeconfig, --master only"),
         (["web", "-o", "yaml"], "--output: must be text or json, got 'yaml'"),
         (["web", "--form", "10.0.0.1"], "--form: unknown flag"),
         (["web", "other"], 'takes no arguments, only flags; got "other"'),
