@@ -7,6 +7,9 @@
 # An installed one will do. Else Debian's package is unpacked into the user's cache folder (about 95 MB), not installed: its
 # service would start, now or at the next boot, and nobody has asked for a monitoring system on this machine.
 set -euo pipefail
+# shellcheck source=tools/fetch.sh
+. "$(dirname "$0")/fetch.sh"
+name=prometheus label=Prometheus
 programs=(prometheus promtool)
 cache=${XDG_CACHE_HOME:-${HOME:?}/.cache}/proxyd/prometheus
 
@@ -20,39 +23,13 @@ where() {
   return 1
 }
 
-fetch() {
+download() { apt-get -qq -o APT::Sandbox::User=root download prometheus 2>error; }
+
+unpack() {
   local program
-  mkdir -p "$(dirname "$cache")"
-  exec 9>"$cache.lock"
-  flock 9
-  ! where >/dev/null || return 0 # by somebody else, while we waited
-  work=$(mktemp -d "$cache.XXXXXX") # not local: the trap outlives this function
-  trap 'rm -rf "$work"' EXIT
-  cd "$work"
-  download || { apt-get update -qq && download; } || return 1
   dpkg-deb -x prometheus_*.deb unpacked || return 1
   for program in "${programs[@]}"; do [ -x "unpacked/usr/bin/$program" ] || return 1; done
-  rm -rf "$cache"
-  mv -T unpacked/usr/bin "$cache"
+  mv unpacked/usr/bin ready
 }
 
-download() { apt-get -qq -o APT::Sandbox::User=root download prometheus 2>"$work/error"; }
-
-case "${1:-}" in
-  --where)
-    where || {
-      echo "no Prometheus: none is installed, none has been fetched (make prometheus, on Debian)" >&2
-      exit 1
-    }
-    ;;
-  "")
-    if ! where >/dev/null && ! fetch; then
-      echo "prometheus: Debian's package cannot be had: tests that need it will be skipped" >&2
-      [ ! -s "${work:-}/error" ] || cat "$work/error" >&2
-    fi
-    ;;
-  *)
-    echo "usage: tools/prometheus.sh [--where]" >&2
-    exit 2
-    ;;
-esac
+fetched "$@"
