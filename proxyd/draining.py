@@ -15,13 +15,13 @@ import msgspec
 
 from proxyd.config import ConfigError, read_arguments
 from proxyd.config.values import parse_duration
-from proxyd.desired.draining import Count, Ended, Held, Part, Ports, PortState
+from proxyd.desired.draining import Count, Ended, Held, Ports, PortState
 from proxyd.errors import UserError
 from proxyd.explain.answering import NoAnswerError
 from proxyd.explain.question import read_name
 from proxyd.kernel.conntrack import Conntrack
 from proxyd.kernel.flows import FlowsError
-from proxyd.model import FAMILIES
+from proxyd.model import FAMILIES, CamelStruct
 from proxyd.serve.ask import ask
 from proxyd.serve.draining import path_of
 
@@ -44,7 +44,7 @@ Service, 4 nobody can answer.
 """
 
 
-class Drained(Part, frozen=True):
+class Drained(CamelStruct, frozen=True):
     """The answer. ``connections`` of all endpoints; ``notes`` say what to know about it."""
 
     connections: int

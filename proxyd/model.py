@@ -13,6 +13,10 @@ from typing import NamedTuple
 import msgspec
 
 
+class CamelStruct(msgspec.Struct, frozen=True, rename="camel"):
+    """What programs are told as JSON: its fields have names in camel case there, as in Kubernetes."""
+
+
 class Family(StrEnum):
     """An address family; the value is the ``ip_family`` label of the metrics (kube-proxy's)."""
 

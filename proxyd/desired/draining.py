@@ -9,23 +9,17 @@ from collections.abc import Iterable, Mapping
 from enum import StrEnum
 from typing import NamedTuple
 
-import msgspec
-
 from proxyd.desired.admission import Admitted
 from proxyd.desired.conflicts import Claim, FrontendKey, Kind
 from proxyd.desired.endpoints import Backend
 from proxyd.desired.forwarding import claims_of
-from proxyd.model import EndpointSlice, Family, NodeSettings, Service, ServiceKey, ServicePort
+from proxyd.model import CamelStruct, EndpointSlice, Family, NodeSettings, Service, ServiceKey, ServicePort
 
 # States of TCP that conntrack knows (nf_conntrack_tcp.h) in which data may still come: both sides have spoken and not
 # both have ended (SYN_RECV, ESTABLISHED, FIN_WAIT, CLOSE_WAIT). The rest is the memory of what is over, or never began.
 OPEN = frozenset({2, 3, 4, 5})
 # What conntrack's flows are counted of.
 COUNTED = frozenset({"tcp", "udp"})
-
-
-class Part(msgspec.Struct, frozen=True, rename="camel"):
-    """A part of what is told. JSON has it in camel case."""
 
 
 class Ended(StrEnum):
@@ -35,7 +29,7 @@ class Ended(StrEnum):
     GONE = "gone"  # it is in no slice of the Service any more
 
 
-class Front(Part, frozen=True):
+class Front(CamelStruct, frozen=True):
     """A frontend as a Service claims it; the address is "" for node ports on every address."""
 
     address: str
@@ -44,7 +38,7 @@ class Front(Part, frozen=True):
     created: str = ""
 
 
-class PortState(Part, frozen=True):
+class PortState(CamelStruct, frozen=True):
     """One port of a Service in one family: its frontends, and all its endpoints.
 
     ``endpoints`` are those that do not terminate, as "address port"; of the others, the seconds since that was first seen.
@@ -60,14 +54,14 @@ class PortState(Part, frozen=True):
     terminating: tuple[tuple[str, int, float], ...] = ()
 
 
-class Ports(Part, frozen=True):
+class Ports(CamelStruct, frozen=True):
     """The ports of some Services, and where to go on (None: that was all)."""
 
     ports: tuple[PortState, ...] = ()
     after: str | None = None
 
 
-class Held(Part, frozen=True):
+class Held(CamelStruct, frozen=True):
     """Connections of one endpoint. ``terminating_seconds`` is since it was first seen so, None where it is gone.
 
     ``oldest_seconds`` is None where the kernel does not note when flows begin, or there is none.

@@ -5,16 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from enum import StrEnum
 
-import msgspec
-
 from proxyd.desired.conflicts import FrontendKey
 from proxyd.desired.endpoints import LeftOut
 from proxyd.desired.forwarding import Route
-from proxyd.model import Family
-
-
-class Part(msgspec.Struct, frozen=True, rename="camel"):
-    """A part of an answer."""
+from proxyd.model import CamelStruct, Family
 
 
 class Verdict(StrEnum):
@@ -55,7 +49,7 @@ REPLACED = frozenset(
 )
 
 
-class Asked(Part, frozen=True):
+class Asked(CamelStruct, frozen=True):
     """The packet: addresses canonical; ``origin`` is "node" or "elsewhere", ``interface`` that by which it comes in."""
 
     source: str
@@ -66,14 +60,14 @@ class Asked(Part, frozen=True):
     origin: str = ""
 
 
-class Step(Part, frozen=True):
+class Step(CamelStruct, frozen=True):
     """One thing on the way of the packet: the chain, map or set, and what is found there."""
 
     where: str
     what: str
 
 
-class Target(Part, frozen=True):
+class Target(CamelStruct, frozen=True):
     """An endpoint that can be chosen. ``chance`` is its probability as a fraction ("1/3"), for a client without a pin."""
 
     address: str
@@ -86,7 +80,7 @@ class Target(Part, frozen=True):
     node: str | None = None
 
 
-class Omitted(Part, frozen=True):
+class Omitted(CamelStruct, frozen=True):
     """An endpoint that is not used. ``port`` is 0 and ``address`` as it was written where it cannot be one at all."""
 
     address: str
@@ -96,7 +90,7 @@ class Omitted(Part, frozen=True):
     node: str | None = None
 
 
-class Element(Part, frozen=True):
+class Element(CamelStruct, frozen=True):
     """An element that a set or map must have (``value`` is the verdict, "" in sets), or must not (None)."""
 
     container: str
@@ -104,7 +98,7 @@ class Element(Part, frozen=True):
     value: str | None = None
 
 
-class EndpointSet(Part, frozen=True):
+class EndpointSet(CamelStruct, frozen=True):
     """Exactly the endpoints ("address . port") that a frontend must have: in a map from ``base`` on, or in a chain."""
 
     container: str
@@ -113,7 +107,7 @@ class EndpointSet(Part, frozen=True):
     values: tuple[str, ...]
 
 
-class RuleText(Part, frozen=True):
+class RuleText(CamelStruct, frozen=True):
     """A rule that a chain must have among others, as it is printed but for the order of its options."""
 
     table: str
@@ -121,7 +115,7 @@ class RuleText(Part, frozen=True):
     text: str
 
 
-class ChainText(Part, frozen=True):
+class ChainText(CamelStruct, frozen=True):
     """Exactly the rules that a chain must have; ``plain`` are the same without comments, as in large clusters."""
 
     table: str
@@ -130,7 +124,7 @@ class ChainText(Part, frozen=True):
     plain: tuple[str, ...] = ()
 
 
-class Written(Part, frozen=True):
+class Written(CamelStruct, frozen=True):
     """What the kernel must hold of a frontend: in nftables mode elements and lists, in iptables mode rules."""
 
     elements: tuple[Element, ...] = ()
@@ -139,7 +133,7 @@ class Written(Part, frozen=True):
     chains: tuple[ChainText, ...] = ()
 
 
-class Connections(Part, frozen=True):
+class Connections(CamelStruct, frozen=True):
     """Tracked connections that an endpoint has; ``chosen``: new ones can go there too."""
 
     address: str
@@ -148,7 +142,7 @@ class Connections(Part, frozen=True):
     chosen: bool
 
 
-class Verified(Part, frozen=True):
+class Verified(CamelStruct, frozen=True):
     """What was found in the kernel: how many things were compared, what differs, whose the tracked connections are."""
 
     compared: int
@@ -156,7 +150,7 @@ class Verified(Part, frozen=True):
     connections: tuple[Connections, ...] = ()
 
 
-class Explanation(Part, frozen=True):
+class Explanation(CamelStruct, frozen=True):
     """What becomes of a packet, and why. ``service`` and what follows is about the frontend; "" where there is none."""
 
     asked: Asked
@@ -178,7 +172,7 @@ class Explanation(Part, frozen=True):
     verified: Verified | None = None
 
 
-class Place(Part, frozen=True):
+class Place(CamelStruct, frozen=True):
     """One of a Service's frontends: what becomes of connections to it, in words, and of whom."""
 
     frontend: str
@@ -189,7 +183,7 @@ class Place(Part, frozen=True):
     sources: tuple[str, ...] | None = None
 
 
-class Listed(Part, frozen=True):
+class Listed(CamelStruct, frozen=True):
     """An endpoint of a list, each of which has the same chance."""
 
     address: str
@@ -197,7 +191,7 @@ class Listed(Part, frozen=True):
     node: str | None = None
 
 
-class PortExplanation(Part, frozen=True):
+class PortExplanation(CamelStruct, frozen=True):
     """One port of a Service: its frontends, and the lists that they speak of with what is left out of each.
 
     ``local`` is the list for whoever must stay on this node; a list that no frontend uses is empty, and so is the rest.
@@ -214,7 +208,7 @@ class PortExplanation(Part, frozen=True):
     affinity_seconds: int = 0
 
 
-class ServiceExplanation(Part, frozen=True):
+class ServiceExplanation(CamelStruct, frozen=True):
     """One Service in one family. ``packets`` has an answer for each frontend where a source was given."""
 
     service: str
@@ -227,7 +221,7 @@ class ServiceExplanation(Part, frozen=True):
     notes: tuple[str, ...] = ()
 
 
-class Answer(Part, frozen=True):
+class Answer(CamelStruct, frozen=True):
     """Everything that was answered: one packet, or one Service in each of its families. ``verdict`` sums it up.
 
     ``notes`` say what to know about all of it.

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-import msgspec
-
-from proxyd.model import Family, Finding
+from proxyd.model import CamelStruct, Family, Finding
 from proxyd.plan.served import Difference
 
 # Exit statuses of ``proxyd plan``, beside those that all commands have.
@@ -22,18 +20,14 @@ class How(StrEnum):
     """A proxyd that starts writes everything."""
 
 
-class Struct(msgspec.Struct, frozen=True, rename="camel"):
-    """A part of the plan."""
-
-
-class Write(Struct, frozen=True):
+class Write(CamelStruct, frozen=True):
     """One call: input of nft or iptables-restore. ``tidies``: it only deletes what nothing uses by then."""
 
     text: str
     tidies: bool = False
 
 
-class FamilyPlan(Struct, frozen=True):
+class FamilyPlan(CamelStruct, frozen=True):
     """What would change in one family. ``operations`` counts what is written, in ``calls``; ``settings`` of the node that
     differ are lines for people. ``writes`` is empty unless asked for.
     """
@@ -46,7 +40,7 @@ class FamilyPlan(Struct, frozen=True):
     writes: tuple[Write, ...] = ()
 
 
-class Removal(Struct, frozen=True):
+class Removal(CamelStruct, frozen=True):
     """Rules of somebody else, or of our other mode, that go once ours are in. ``kept`` are chains that others use."""
 
     place: str
@@ -56,7 +50,7 @@ class Removal(Struct, frozen=True):
     kept: tuple[str, ...] = ()
 
 
-class Plan(Struct, frozen=True):
+class Plan(CamelStruct, frozen=True):
     """All that would change on this node. ``before`` says what it was compared with; ``configuration`` are the field
     paths that the running proxyd has otherwise; ``findings`` those that there would be, ``solved`` those that would go.
     """

@@ -10,6 +10,7 @@ import msgspec
 
 from proxyd.desired.conflicts import FrontendKey
 from proxyd.desired.endpoints import Backend
+from proxyd.model import CamelStruct
 
 
 class Effect(StrEnum):
@@ -59,7 +60,7 @@ class What(StrEnum):
     CHANGED = "changed"
 
 
-class FrontendChange(msgspec.Struct, frozen=True, rename="camel"):
+class FrontendChange(CamelStruct, frozen=True):
     """One frontend that is not as it was; ``before`` or ``after`` is None where there is none of it."""
 
     frontend: str
@@ -68,7 +69,7 @@ class FrontendChange(msgspec.Struct, frozen=True, rename="camel"):
     after: Served | None = None
 
 
-class ServiceChange(msgspec.Struct, frozen=True, rename="camel"):
+class ServiceChange(CamelStruct, frozen=True):
     """One Service that is not as it was. ``service`` is "" for frontends that nobody gives a name to."""
 
     service: str

@@ -12,13 +12,14 @@ from urllib.parse import parse_qsl, urlencode
 import msgspec
 
 from proxyd.errors import UserError
+from proxyd.model import CamelStruct
 from proxyd.serve.http import Request, Response
 from proxyd.sync.history import Entry, History
 
 PATH = "/history"
 
 
-class Page(msgspec.Struct, frozen=True, rename="camel"):
+class Page(CamelStruct, frozen=True):
     """The answer: entries, oldest first. ``run`` (RFC 3339) is when this proxyd started: sequence numbers are its own.
 
     ``last`` is the number of the newest entry there is, whether it is shown or not. ``dropped`` counts entries after the

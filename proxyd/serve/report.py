@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-import msgspec
-
 from proxyd.kernel.surroundings import Surroundings
-from proxyd.model import Family, Finding, NodeSettings, Reason
+from proxyd.model import CamelStruct, Family, Finding, NodeSettings, Reason
 from proxyd.serve.advice import advise, conntrack_use
 from proxyd.serve.collectors import WatchState
 from proxyd.serve.health import Moment, ineligible, reasons, timestamp, unwritten
@@ -19,11 +17,7 @@ SOCKET = "proxyd/status"
 PATH = "/report"
 
 
-class Struct(msgspec.Struct, frozen=True, rename="camel"):
-    """A part of the report; JSON has its fields in camel case."""
-
-
-class Detected(Struct, frozen=True):
+class Detected(CamelStruct, frozen=True):
     """Something that was found out or configured, and where it comes from."""
 
     name: str
@@ -31,7 +25,7 @@ class Detected(Struct, frozen=True):
     why: str
 
 
-class Identity(Struct, frozen=True):
+class Identity(CamelStruct, frozen=True):
     """What does not change while the process runs. ``started`` is RFC 3339."""
 
     version: str
@@ -43,7 +37,7 @@ class Identity(Struct, frozen=True):
     detected: tuple[Detected, ...] = ()
 
 
-class WritingReport(Struct, frozen=True):
+class WritingReport(CamelStruct, frozen=True):
     """A full write that is not complete: Services written, of how many, and seconds since it began."""
 
     written: int
@@ -51,7 +45,7 @@ class WritingReport(Struct, frozen=True):
     seconds: float
 
 
-class FamilyReport(Struct, frozen=True):
+class FamilyReport(CamelStruct, frozen=True):
     """One family: what is in force, the last pass, the last failure, what waits. Seconds, or None where there is none.
 
     ``writing`` is there while everything is written, and after it where that failed.
@@ -74,7 +68,7 @@ class FamilyReport(Struct, frozen=True):
     writing: WritingReport | None = None
 
 
-class WatchReport(Struct, frozen=True):
+class WatchReport(CamelStruct, frozen=True):
     """One watch on the API server; ``last_event_seconds_ago`` is None before the first."""
 
     resource: str
@@ -84,7 +78,7 @@ class WatchReport(Struct, frozen=True):
     errors: dict[str, int]
 
 
-class Limit(Struct, frozen=True):
+class Limit(CamelStruct, frozen=True):
     """Something that can be used up."""
 
     name: str
@@ -92,7 +86,7 @@ class Limit(Struct, frozen=True):
     most: int
 
 
-class Report(Struct, frozen=True):
+class Report(CamelStruct, frozen=True):
     """The whole report. ``problems`` keep the node from being ready; ``advice`` is about what may interfere."""
 
     identity: Identity

@@ -9,9 +9,7 @@ from collections.abc import Collection, Iterable
 from itertools import islice
 from typing import NamedTuple
 
-import msgspec
-
-from proxyd.model import Event, Family, Origin, ServiceKey
+from proxyd.model import CamelStruct, Event, Family, Origin, ServiceKey
 from proxyd.sync.status import FamilyStatus, PassResult, Undone
 
 # Entries that are kept, and what one of them names at most; beyond that it counts.
@@ -24,7 +22,7 @@ ERROR_KEPT = 1000
 _CONCERN_ALL = frozenset({Origin.START, Origin.NODE, Origin.HOST, Origin.EDIT, Origin.COMPARISON})
 
 
-class FamilyWrite(msgspec.Struct, frozen=True, rename="camel"):
+class FamilyWrite(CamelStruct, frozen=True):
     """What one pass did for one family. Seconds; the three add up to the time from the oldest event to the end of the pass.
 
     ``waited_seconds``: until the pass began with this family. ``work_seconds``: deciding, and making the objects.
@@ -51,7 +49,7 @@ class FamilyWrite(msgspec.Struct, frozen=True, rename="camel"):
         return self.waited_seconds + self.work_seconds + self.kernel_seconds
 
 
-class Entry(msgspec.Struct, frozen=True, rename="camel"):
+class Entry(CamelStruct, frozen=True):
     """One pass: what asked for it, which Services it was about and what was written. Times are Unix seconds.
 
     ``sequence`` counts from 1 without gaps. ``at`` is when the pass ended, ``oldest`` when the oldest event came that it

@@ -9,7 +9,7 @@ import msgspec
 
 from proxyd.desired.forwarding import HealthCheck
 from proxyd.desired.localhost import LocalhostPort
-from proxyd.model import Cause, Event, Family, Finding, Node, NodeSettings, ServiceKey
+from proxyd.model import CamelStruct, Cause, Event, Family, Finding, Node, NodeSettings, ServiceKey
 
 # How foreign changes were undone.
 Repair = Literal["mended", "rewritten"]
@@ -27,7 +27,7 @@ class Counts(NamedTuple):
     locked: int = 0
 
 
-class Undone(msgspec.Struct, frozen=True, rename="camel"):
+class Undone(CamelStruct, frozen=True):
     """Foreign edits that a pass undid: how many transactions, what they did (for people), and how that was mended."""
 
     edits: int

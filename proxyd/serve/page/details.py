@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
-import msgspec
 from msgspec.structs import replace
 
 from proxyd.explain.answer import Answer, PortExplanation, ServiceExplanation
-from proxyd.model import Family
+from proxyd.model import CamelStruct, Family
 from proxyd.serve.traffic import endpoint_text
 from proxyd.sync.traffic import ServiceTraffic, Traffic
 
@@ -18,11 +17,7 @@ MOST_LISTED = 300
 T = TypeVar("T")
 
 
-class _Struct(msgspec.Struct, frozen=True, rename="camel"):
-    """JSON has the fields in camel case."""
-
-
-class Cut(_Struct, frozen=True):
+class Cut(CamelStruct, frozen=True):
     """How many endpoints there are in a list that is not sent whole."""
 
     port: str
@@ -31,7 +26,7 @@ class Cut(_Struct, frozen=True):
     all: int
 
 
-class Counted(_Struct, frozen=True):
+class Counted(CamelStruct, frozen=True):
     """New connections to one port since proxyd began; ``endpoints`` by address and port, where the rules count them."""
 
     family: Family
@@ -41,7 +36,7 @@ class Counted(_Struct, frozen=True):
     endpoints: Mapping[str, int]
 
 
-class Details(_Struct, frozen=True):
+class Details(CamelStruct, frozen=True):
     """Everything about one Service. ``counts``: whether connections are counted in this mode at all."""
 
     answer: Answer

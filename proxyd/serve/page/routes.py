@@ -21,7 +21,7 @@ from proxyd.explain.answer import Answer
 from proxyd.explain.answering import NoAnswerError, Words
 from proxyd.kernel.surroundings import Surroundings
 from proxyd.kube.store import Store
-from proxyd.model import Family
+from proxyd.model import CamelStruct, Family
 from proxyd.serve.health import Moment
 from proxyd.serve.http import Handler, Request, Response, Routes
 from proxyd.serve.page.details import details
@@ -53,7 +53,7 @@ class PageSources(NamedTuple):
     history: Handler
 
 
-class NodeState(msgspec.Struct, frozen=True, rename="camel"):
+class NodeState(CamelStruct, frozen=True):
     """The answer to ``/status.json``. ``report`` has the worst Findings; ``reasons`` counts all. ``now``: Unix seconds."""
 
     report: Report

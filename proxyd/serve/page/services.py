@@ -12,7 +12,7 @@ from proxyd.desired.admission import admit
 from proxyd.desired.forwarding import endpoints_of
 from proxyd.errors import UserError
 from proxyd.kube.store import Store
-from proxyd.model import EndpointSlice, Finding, NodeSettings, Reason, Service, ServiceKey
+from proxyd.model import CamelStruct, EndpointSlice, Finding, NodeSettings, Reason, Service, ServiceKey
 from proxyd.sync.status import Status
 
 ROWS = 50
@@ -41,11 +41,7 @@ SEVERITY = (
 _RANK = {reason: rank for rank, reason in enumerate(SEVERITY)}
 
 
-class _Struct(msgspec.Struct, frozen=True, rename="camel"):
-    """JSON has the fields in camel case."""
-
-
-class Port(_Struct, frozen=True):
+class Port(CamelStruct, frozen=True):
     """A port of a Service, as the API gave it; ``node_port`` is 0 where there is none."""
 
     name: str
@@ -54,7 +50,7 @@ class Port(_Struct, frozen=True):
     node_port: int
 
 
-class Row(_Struct, frozen=True):
+class Row(CamelStruct, frozen=True):
     """One Service. ``used``, ``ready`` and ``endpoints`` count addresses: those in use on this node, those that are ready,
     all. ``finding`` is the worst reason ("": none) of ``findings``.
     """
@@ -72,7 +68,7 @@ class Row(_Struct, frozen=True):
     findings: int
 
 
-class Listing(_Struct, frozen=True):
+class Listing(CamelStruct, frozen=True):
     """One page of a list in order of namespace and name: how many Services there are, how many match, and the rows.
 
     ``next`` is what to ask for with ``after`` to go on; "" at the end.
