@@ -26,8 +26,14 @@ NODE = ServiceKey("", "node")
 
 
 class Plan(msgspec.Struct, frozen=True):
-    """A transaction and what will be known once it has succeeded."""
+    """A transaction and what will be known once it has succeeded.
 
+    ``new_chains`` are to be in the kernel before it. A packet under way sees the rules of a chain as they were when it
+    entered the hook, and elements as they are when it looks them up: led to a chain of the same transaction by an
+    element of it, it would find no rules there.
+    """
+
+    new_chains: tuple[Chain, ...]
     transaction: Transaction
     records: dict[ServiceKey, ServiceObjects | None]
     element_uses: Counter[Element]
@@ -84,8 +90,14 @@ class Holdings:
             step.change(key, objects)
         return step.plan()
 
+    def confirm_chains(self, chains: Iterable[Chain]) -> None:
+        """Takes over chains that are in the kernel now, and that nothing uses yet."""
+        for chain in chains:
+            self._chains[chain.name] = chain
+            self._unused.add(chain.name)
+
     def confirm(self, plan: Plan) -> None:
-        """Takes over a plan whose transaction has succeeded."""
+        """Takes over a plan whose transaction has succeeded, its new chains before it."""
         for key in plan.records:
             for frontend in _frontends(self._records.pop(key, None)):
                 if self._owners.get(frontend) == key:
@@ -232,14 +244,15 @@ class _Step:
             elif count and count + change <= 0:
                 self._delete.append(element)
         write = {name: chain for name, chain in self._wanted_chains.items() if holdings._chains.get(name) != chain}
+        new = tuple(chain for name, chain in write.items() if name not in holdings._chains)
         by_container = _container_of
         transaction = Transaction(
             holdings.family,
-            chains=tuple(write.values()),
+            chains=tuple(chain for name, chain in write.items() if name in holdings._chains),
             delete_elements=tuple(sorted(self._delete, key=by_container)),
             add_elements=tuple(sorted(self._add, key=by_container)),
         )
-        return Plan(transaction, self._records, self._element_uses, self._chain_uses, write)
+        return Plan(new, transaction, self._records, self._element_uses, self._chain_uses, write)
 
 
 def _container_of(element: Element) -> str:

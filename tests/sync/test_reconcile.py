@@ -73,7 +73,8 @@ def test_the_api_server_and_dns_come_first(ruleset: FakeRuleset, monkeypatch: py
     )
     steps = after_each_commit(world, lambda: [n for n in (1, 2, 3, 4) if served(world, n)])
     world.sync()
-    assert steps[:4] == [[], [3], [3, 4], [1, 3, 4]]
+    # The chain that they share is there before the first of them.
+    assert steps[:5] == [[], [], [3], [3, 4], [1, 3, 4]]
 
 
 # A restart
@@ -136,7 +137,8 @@ def test_counters_outlive_a_restart_and_everything_written_anew(ruleset: FakeRul
 def test_a_restart_after_a_stop_halfway_serves_all(ruleset: FakeRuleset, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(full, "CHUNK", 1)
     world = World(*cluster("a", "b", "c"), ruleset=ruleset)
-    _stop_after(world, 3)
+    # The fixed chains, the chain for two endpoints, two Services.
+    _stop_after(world, 4)
     with pytest.raises(StoppedError):
         world.sync()
     assert [served(world, n) for n in (1, 2, 3)] == [True, True, False]
@@ -188,7 +190,7 @@ def _stop_after(world: World, commits: int) -> None:
     ],
     ids=["more endpoints", "fewer endpoints", "no endpoints", "an external address", "affinity"],
 )
-def test_an_incremental_pass_is_one_transaction_that_does_not_grow_with_the_cluster(
+def test_an_incremental_pass_is_new_chains_and_one_transaction_and_does_not_grow_with_the_cluster(
     change: Callable[[], Object],
 ) -> None:
     sizes = set()
@@ -199,10 +201,24 @@ def test_an_incremental_pass_is_one_transaction_that_does_not_grow_with_the_clus
         world.put(change())
         world.sync()
         assert world.ruleset.listings == listed
-        (transaction,) = world.ruleset.commits[done:]
-        assert world.reconciler.operations == transaction.size
-        sizes.add(transaction.size)
+        *before, transaction = world.ruleset.commits[done:]
+        assert transaction.chains == ()
+        assert before in ([], [Transaction(V4, chains=each.chains) for each in before[:1]])
+        assert world.reconciler.operations == sum(each.size for each in world.ruleset.commits[done:])
+        sizes.add(world.reconciler.operations)
     assert len(sizes) == 1
+
+
+def test_no_element_leads_to_a_chain_that_is_as_new_as_itself(ruleset: FakeRuleset) -> None:
+    world = World(*cluster("a", "b", external_ips=("198.51.100.1",)), ruleset=ruleset)
+    world.sync()
+    local = build.service("b", external_ips=("198.51.100.1",), external_local=True, affinity_seconds=60)
+    for change in (build.endpoint_slice("a", "10.244.1.1"), local, build.service("a", affinity_seconds=60)):
+        world.put(change)
+        world.sync()
+    for transaction in ruleset.commits[1:]:
+        made = {chain.name for chain in transaction.chains}
+        assert made.isdisjoint(element.value.removeprefix("goto ") for element in transaction.add_elements)
 
 
 def test_one_endpoint_more_or_less_costs_a_few_operations(ruleset: FakeRuleset) -> None:
@@ -210,9 +226,9 @@ def test_one_endpoint_more_or_less_costs_a_few_operations(ruleset: FakeRuleset) 
     world.sync()
     world.put(build.endpoint_slice("a", *(f"10.244.1.{i + 1}" for i in range(1, 50))))
     world.sync()
-    # The verdict (delete, add), the chain for 49 (chain and two rules), the last endpoint into the hole (two deletions and
-    # one addition), the hairpin element.
-    assert ruleset.commits[-1].size == 2 + 3 + 3 + 1
+    # The chain for 49 (chain and two rules) before what leads to it; the verdict (delete, add), the last endpoint into the
+    # hole (two deletions and one addition), the hairpin element.
+    assert [each.size for each in ruleset.commits[-2:]] == [3, 2 + 3 + 1]
     assert world.reaches("10.96.0.1") == even(*(f"10.244.1.{i + 1}" for i in range(1, 50)))
 
 

@@ -85,12 +85,13 @@ def test_reorder_takes_a_repeated_member_once() -> None:
 # Elements
 
 
-def test_a_new_service_is_added_whole() -> None:
+def test_a_new_service_is_added_whole_after_its_chains() -> None:
     chain = Chain("lb-2", ((Drop(),),))
     objects = ServiceObjects((verdict("10.96.0.1"),), (CLUSTER_IP,), (listed("a", "b"),), (chain,))
-    assert done(Holdings(V4), {WEB: objects}) == Transaction(
+    plan = Holdings(V4).plan({WEB: objects})
+    assert plan.new_chains == (chain,)
+    assert plan.transaction == Transaction(
         V4,
-        chains=(chain,),
         add_elements=(
             Element("endpoints", "10.96.0.1 . 80 . 0", "a"),
             Element("endpoints", "10.96.0.1 . 80 . 1", "b"),
@@ -210,6 +211,7 @@ def _kernel() -> FakeRuleset:
 
 def _commit(kernel: FakeRuleset, holdings: Holdings, changes: dict[ServiceKey, ServiceObjects | None]) -> None:
     plan = holdings.plan(changes)
+    kernel.commit(Transaction(V4, chains=plan.new_chains))
     kernel.commit(plan.transaction)
     holdings.confirm(plan)
 
@@ -245,8 +247,21 @@ TWO, THREE = Chain("g1/lb-2", ((Drop(),),)), Chain("g1/lb-3", ((Drop(),),))
 
 def test_a_chain_is_written_once_for_all_services() -> None:
     holdings = Holdings(V4)
-    assert done(holdings, {WEB: chained(TWO)}).chains == (TWO,)
-    assert done(holdings, {API: chained(TWO)}).chains == ()
+    first = holdings.plan({WEB: chained(TWO)})
+    assert (first.new_chains, first.transaction.chains) == ((TWO,), ())
+    holdings.confirm(first)
+    second = holdings.plan({API: chained(TWO)})
+    assert (second.new_chains, second.transaction.chains) == ((), ())
+
+
+def test_a_new_chain_that_was_written_and_whose_use_was_refused_is_kept_in_mind() -> None:
+    holdings = Holdings(V4)
+    holdings.confirm_chains(holdings.plan({WEB: chained(TWO)}).new_chains)
+    assert holdings.plan_cleanup() == Transaction(V4, delete_chains=(TWO.name,))
+    again = holdings.plan({WEB: chained(TWO)})
+    assert (again.new_chains, again.transaction.chains) == ((), ())
+    holdings.confirm(again)
+    assert holdings.plan_cleanup() is None
 
 
 def test_a_chain_with_other_rules_is_rewritten() -> None:
@@ -275,7 +290,8 @@ def test_an_unused_chain_that_is_needed_again_stays_as_it_is() -> None:
     holdings = Holdings(V4)
     done(holdings, {WEB: chained(TWO)})
     done(holdings, {WEB: chained(THREE)})
-    assert done(holdings, {WEB: chained(TWO)}).chains == ()
+    assert holdings.plan({WEB: chained(TWO)}).new_chains == ()
+    done(holdings, {WEB: chained(TWO)})
     assert holdings.plan_cleanup() == Transaction(V4, delete_chains=(THREE.name,))
 
 
@@ -286,7 +302,7 @@ def test_a_chain_that_was_deleted_is_written_again() -> None:
     cleanup = holdings.plan_cleanup()
     assert cleanup is not None
     holdings.confirm_cleanup(cleanup)
-    assert done(holdings, {WEB: chained(TWO)}).chains == (TWO,)
+    assert holdings.plan({WEB: chained(TWO)}).new_chains == (TWO,)
 
 
 def test_cleanup_deletes_callers_before_what_they_call() -> None:
@@ -327,6 +343,7 @@ def test_shared_elements_and_chains_are_there_exactly_while_used(
         plan: Plan = holdings.plan(changes)
         if refused:
             continue
+        kernel.commit(Transaction(V4, chains=plan.new_chains))
         kernel.commit(plan.transaction)
         holdings.confirm(plan)
         current = {k: v for k, v in {**current, **changes}.items() if v is not None}

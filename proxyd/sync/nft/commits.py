@@ -34,8 +34,10 @@ class Commits:
             return self._ruleset.contents(self.family)
 
     def change(self, holdings: Holdings, changes: Changes) -> None:
-        """Writes Services as they are to be (None: gone). Raises ``KernelRefusedError``; nothing has changed then."""
+        """Writes Services as they are to be (None: gone). Raises ``KernelRefusedError``; all is served as before then."""
         plan = holdings.plan(changes)
+        self.write(Transaction(self.family, chains=plan.new_chains))
+        holdings.confirm_chains(plan.new_chains)
         self.write(plan.transaction)
         holdings.confirm(plan)
 
