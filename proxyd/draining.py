@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from proxyd.config import ConfigError, read_arguments
+from proxyd.asking import read_line
 from proxyd.config.values import parse_duration
 from proxyd.desired.draining import Count, Ended, Held, Ports, PortState
 from proxyd.errors import UserError
@@ -25,8 +25,7 @@ from proxyd.model import FAMILIES, CamelStruct
 from proxyd.serve.ask import ask
 from proxyd.serve.draining import path_of
 
-OWN_FLAGS = {"--output": False, "--wait": False}
-OWN_LETTERS = {"o": "--output"}
+OWN_FLAGS = {"--wait": False}
 TIMESTAMPS = Path("/proc/sys/net/netfilter/nf_conntrack_timestamp")
 # Seconds between two looks while waiting.
 EVERY = 1.0
@@ -56,7 +55,7 @@ class Asked(NamedTuple):
     """The command line: a Service ("": all), how to answer, and for how many seconds to wait (0: not at all)."""
 
     service: str
-    output: str
+    as_json: bool
     wait: float
 
 
@@ -67,30 +66,23 @@ def drain(arguments: Sequence[str]) -> int:
         return 0
     asked = read_question(arguments)
     told = waited(lambda: look(asked.service), asked.wait, time.monotonic, time.sleep)
-    sys.stdout.write(_json(told) if asked.output == "json" else drained_text(told))
+    sys.stdout.write(_json(told) if asked.as_json else drained_text(told))
     return 1 if told.connections else 0
 
 
 def read_question(arguments: Sequence[str]) -> Asked:
     """Takes the arguments apart. Raises ``UserError``."""
-    rest = list(arguments)
-    name = rest.pop(0) if rest and not rest[0].startswith("-") else ""
-    given = read_arguments(rest, OWN_FLAGS, OWN_LETTERS)
-    if strange := [each for each in given.given if each not in OWN_FLAGS]:
-        raise UserError(f"{strange[0]}: is no flag of drain, which asks the running proxyd")
-    if given.problems:
-        raise ConfigError(tuple(map(str, given.problems)))
-    output = given.text("--output") or "text"
-    if output not in ("text", "json"):
-        raise UserError(f"--output: must be text or json, got {output!r}")
+    given = read_line(arguments, OWN_FLAGS, named=True)
+    if strange := next(iter(given.line.given), None):
+        raise UserError(f"{strange}: is no flag of drain, which asks the running proxyd")
     try:
-        wait = parse_duration(given.text("--wait") or "0")
+        wait = parse_duration(given.own["--wait"] or "0")
     except ValueError as error:
         raise UserError(f"--wait: {error}") from None
-    named = read_name(name) if name else None
+    named = read_name(given.name) if given.name else None
     if named is not None and named.port:
-        raise UserError(f"a Service must be like default/web, got {name!r}")
-    return Asked(str(named.service) if named else "", output, wait)
+        raise UserError(f"a Service must be like default/web, got {given.name!r}")
+    return Asked(str(named.service) if named else "", given.as_json, wait)
 
 
 def waited(

@@ -10,7 +10,8 @@ import msgspec
 from msgspec.structs import replace
 
 from proxyd import logs
-from proxyd.config import CommandLine, Config, ConfigError, load, read_arguments
+from proxyd.asking import read_line
+from proxyd.config import CommandLine, Config, load
 from proxyd.config.host_settings import localhost_settings
 from proxyd.desired.host import local_addresses
 from proxyd.desired.settings import node_settings
@@ -30,8 +31,7 @@ from proxyd.serve.ask import ask
 from proxyd.serve.explaining import answer_json, path_of
 from proxyd.startup import policy_of
 
-OWN_FLAGS = {"--from": False, "--to": False, "--interface": False, "--output": False, "--verify": True}
-OWN_LETTERS = {"o": "--output"}
+OWN_FLAGS = {"--from": False, "--to": False, "--interface": False, "--verify": True}
 # Flags of run that say what to answer from.
 SOURCES = ("--manifests", "--kubeconfig", "--master")
 HELP = """\
@@ -58,7 +58,7 @@ class Asked(NamedTuple):
     """The command line: the question, how to answer it, and the flags of run (None: ask the running proxyd)."""
 
     words: Words
-    output: str
+    as_json: bool
     line: CommandLine | None
 
 
@@ -77,7 +77,7 @@ def explain(arguments: Sequence[str]) -> int:
         told = answer(_views(config), asked.words)
     if asked.words.verify:
         told = _verified(told)
-    sys.stdout.write(answer_json(told).decode() if asked.output == "json" else answer_text(told))
+    sys.stdout.write(answer_json(told).decode() if asked.as_json else answer_text(told))
     differs = told.packet is not None and told.packet.verified is not None and told.packet.verified.differences
     return DIFFERS if differs else STATUS[told.verdict]
 
@@ -102,16 +102,8 @@ def _reader(packet: Explanation) -> Reader:
 
 def read_question(arguments: Sequence[str]) -> Asked:
     """Takes the arguments apart. Raises ``UserError``."""
-    rest = list(arguments)
-    name = rest.pop(0) if rest and not rest[0].startswith("-") else ""
-    read = read_arguments(rest, OWN_FLAGS, OWN_LETTERS)
-    own = {flag: read.text(flag) or "" for flag in OWN_FLAGS}
-    line = CommandLine({flag: texts for flag, texts in read.given.items() if flag not in OWN_FLAGS}, read.problems)
-    if line.problems:
-        raise ConfigError(tuple(map(str, line.problems)))
-    output = own["--output"] or "text"
-    if output not in ("text", "json"):
-        raise UserError(f"--output: must be text or json, got {output!r}")
+    given = read_line(arguments, OWN_FLAGS, named=True)
+    own, line = given.own, given.line
     sources = [each for each in SOURCES if each in line.given]
     if line.given and not sources:
         raise UserError(
@@ -119,9 +111,11 @@ def read_question(arguments: Sequence[str]) -> Asked:
         )
     if "--manifests" in sources and len(sources) > 1:
         raise UserError(f"--manifests and {sources[1]}: say one of them")
-    words = Words(name, own["--from"], own["--to"], own["--interface"], "yes" if own["--verify"] == "true" else "")
+    words = Words(
+        given.name, own["--from"], own["--to"], own["--interface"], "yes" if own["--verify"] == "true" else ""
+    )
     words.check()
-    return Asked(words, output, line if line.given else None)
+    return Asked(words, given.as_json, line if line.given else None)
 
 
 def _views(config: Config) -> dict[Family, View]:

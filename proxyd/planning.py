@@ -9,7 +9,8 @@ from typing import NamedTuple
 import msgspec
 
 from proxyd import logs
-from proxyd.config import CommandLine, Config, ConfigError, differences, load, read_arguments
+from proxyd.asking import read_line
+from proxyd.config import CommandLine, Config, ConfigError, differences, load
 from proxyd.desired.host import local_addresses
 from proxyd.desired.settings import NodePolicy, node_settings
 from proxyd.errors import UserError
@@ -32,8 +33,7 @@ from proxyd.startup import check_host, mismatches, policy_of
 from proxyd.sync.facts import node_findings
 from proxyd.sync.foresight import Foreseen, Wanted, change, start
 
-OWN_FLAGS = {"--apply": False, "--output": False, "--rules": True}
-OWN_LETTERS = {"o": "--output"}
+OWN_FLAGS = {"--apply": False, "--rules": True}
 _SOURCES = ("--manifests", "--kubeconfig", "--master")
 HELP = """\
 proxyd plan: what this node would change, as a summary of each Service and as exact rules. Nothing is written.
@@ -58,7 +58,7 @@ class Asked(NamedTuple):
     """The command line: how to answer, and the flags of run."""
 
     apply: str
-    output: str
+    as_json: bool
     rules: bool
     line: CommandLine
 
@@ -83,7 +83,7 @@ def plan(arguments: Sequence[str]) -> int:
     asked = read_plan(arguments)
     logs.configure("text", -1)
     told = make_plan(question(asked, _ask_running()), rules=asked.rules)
-    if asked.output == "json":
+    if asked.as_json:
         sys.stdout.write(msgspec.json.format(msgspec.json.encode(told), indent=2).decode() + "\n")
     else:
         sys.stdout.write(plan_text(told))
@@ -92,17 +92,11 @@ def plan(arguments: Sequence[str]) -> int:
 
 def read_plan(arguments: Sequence[str]) -> Asked:
     """Takes the arguments apart. Raises ``UserError``."""
-    given = read_arguments(arguments, OWN_FLAGS, OWN_LETTERS)
-    if given.problems:
-        raise ConfigError(tuple(map(str, given.problems)))
-    output = given.text("--output") or "text"
-    if output not in ("text", "json"):
-        raise UserError(f"--output: must be text or json, got {output!r}")
-    line = CommandLine({flag: texts for flag, texts in given.given.items() if flag not in OWN_FLAGS})
-    apply = given.text("--apply") or ""
-    if apply and "--manifests" in line.given:
+    given = read_line(arguments, OWN_FLAGS)
+    apply = given.own["--apply"]
+    if apply and "--manifests" in given.line.given:
         raise UserError("--apply: goes on top of what is served, and --manifests is all there is: give one of them")
-    return Asked(apply, output, given.text("--rules") == "true", line)
+    return Asked(apply, given.as_json, given.own["--rules"] == "true", given.line)
 
 
 def _ask_running() -> Running | None:

@@ -75,9 +75,9 @@ def test_words_that_are_no_question(words: Words) -> None:
 def test_the_command_line() -> None:
     asked = read_question(["shop/web", "--from=10.0.0.1", "-ojson", "--interface", "veth1"])
     assert asked.words == Words("shop/web", "10.0.0.1", "", "veth1")
-    assert (asked.output, asked.line) == ("json", None)
+    assert (asked.as_json, asked.line) == (True, None)
     asked = read_question(["--from", "10.0.0.1", "--to", "10.0.0.2:80", "--manifests", "d", "--proxy-mode=iptables"])
-    assert asked.output == "text"
+    assert not asked.as_json
     assert asked.line is not None
     assert asked.line.given == {"--manifests": ("d",), "--proxy-mode": ("iptables",)}
 

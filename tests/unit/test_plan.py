@@ -182,7 +182,7 @@ def test_what_is_no_question(words: list[str], problem: str) -> None:
 
 def test_own_flags_are_not_flags_of_run() -> None:
     asked = read_plan(["--apply", "a", "--rules", "-o", "json", "--proxy-mode", "iptables"])
-    assert (asked.apply, asked.output, asked.rules) == ("a", "json", True)
+    assert (asked.apply, asked.as_json, asked.rules) == ("a", True, True)
     assert asked.line.given == {"--proxy-mode": ("iptables",)}
 
 
