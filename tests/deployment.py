@@ -12,6 +12,7 @@ DEPLOY = ROOT / "deploy"
 DAEMON_SET = DEPLOY / "daemonset.yaml"
 CLEANUP = DEPLOY / "cleanup.yaml"
 METRICS_SERVICE = DEPLOY / "prometheus" / "service.yaml"
+POD_MONITOR = DEPLOY / "prometheus" / "podmonitor.yaml"
 
 
 def objects(file: Path) -> list[dict[str, Any]]:

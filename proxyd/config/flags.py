@@ -136,7 +136,7 @@ GROUPS: dict[str, tuple[Flag, ...]] = {
     ),
     "To do one thing and end": (
         _flag("--write-config-to", "", text, "write the configuration, with all defaults, as YAML", "FILE"),
-        _flag("--cleanup", "", switch, "delete all rules of proxyd, as the command cleanup does"),
+        _flag("--cleanup", "", switch, "delete all rules of proxyd and of kube-proxy, as the command cleanup does"),
         _flag("--init-only", "", switch, "set what needs full privileges on this host"),
         _flag("--version", "", text, "show the version", " "),
         _flag("--help", "", switch, "show this", letter="h"),
@@ -164,7 +164,12 @@ GROUPS: dict[str, tuple[Flag, ...]] = {
             parse_duration,
             "the longest that a change waits for others, in either mode",
         ),
-        _flag("--feature-gates", "featureGates", gates, "proxyd knows ResetGoneTCP"),
+        _flag(
+            "--feature-gates",
+            "featureGates",
+            gates,
+            "proxyd knows ResetGoneTCP, AllServiceMetrics and KubeProxyNFTablesLocalhostNodePorts",
+        ),
     ),
     "Which packets come from pods of this node": (
         _flag("--detect-local-mode", "detectLocalMode", text, "ClusterCIDR (the default), NodeCIDR, ...", "MODE"),

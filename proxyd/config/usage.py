@@ -16,7 +16,10 @@ proxyd: a node proxy for Kubernetes, with kube-proxy's flags and configuration.
   proxyd [run] [flags]   serves until it is told to end
   proxyd status          tells how the proxyd in this network namespace stands
   proxyd explain         tells what becomes of a connection to a Service, and why
-  proxyd cleanup         deletes all rules of proxyd in this network namespace
+  proxyd plan            tells what another configuration, mode or other objects would change
+  proxyd history         tells the last changes, and what caused each
+  proxyd drain           tells which endpoints that end still hold connections
+  proxyd cleanup         deletes all rules of proxyd and of kube-proxy in this network namespace; --own: only proxyd's
 """
 
 

@@ -14,8 +14,7 @@ from proxyd.config.values import show
 from proxyd.model import Family
 
 MODES = ("iptables", "nftables")
-# kube-proxy's default is iptables. proxyd has no iptables mode yet, and failing on the file that kubeadm writes (mode
-# "") would help nobody; when it has one, whether to follow kube-proxy is open again.
+# kube-proxy's default is iptables; whoever writes no mode (kubeadm's file has "") gets what is quick in large clusters.
 DEFAULT_MODE = "nftables"
 LOCAL_MODES = ("ClusterCIDR", "NodeCIDR", "BridgeInterface", "InterfaceNamePrefix")
 DEFAULT_LOCAL_MODE = "ClusterCIDR"

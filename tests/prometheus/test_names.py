@@ -18,6 +18,7 @@ from proxyd.serve.traffic import TrafficCollector
 from proxyd.sync.status import Status
 from proxyd.sync.traffic import ServiceTraffic, Traffic
 from tests import build
+from tests.deployment import POD_MONITOR, one
 from tests.prometheus.expressions import dashboard, expressions, metrics_in, queries, recorded
 
 # Made by Prometheus itself, for each target.
@@ -64,6 +65,13 @@ def test_only_series_of_the_job_are_looked_at(expression: str) -> None:
     selectors = re.findall(r"\{([^}]*)\}", expression)
     assert selectors
     assert all('job="proxyd"' in each for each in selectors)
+
+
+def test_the_pod_monitor_sets_the_labels_that_are_looked_at() -> None:
+    [endpoint] = one("PodMonitor", POD_MONITOR)["spec"]["podMetricsEndpoints"]
+    labels = {each.pop("targetLabel"): each for each in endpoint["relabelings"]}
+    assert labels["job"] == {"replacement": "proxyd"}
+    assert labels["instance"] == {"sourceLabels": ["__meta_kubernetes_pod_node_name"]}
 
 
 def test_queries_of_the_dashboard_follow_its_variables() -> None:
