@@ -15,7 +15,7 @@ import msgspec
 
 from proxyd.model import Family, ServiceKey
 from proxyd.nft.keys import frontend_of
-from proxyd.nft.layout import declared
+from proxyd.nft.layout import declared, refuses
 from proxyd.nft.objects import Chain, Element, Transaction
 from proxyd.nft.render import EndpointList, ServiceObjects
 
@@ -26,15 +26,17 @@ NODE = ServiceKey("", "node")
 
 
 class Plan(msgspec.Struct, frozen=True):
-    """A transaction and what will be known once it has succeeded.
+    """A transaction, one to come before it and one after it, and what will be known once they have succeeded.
 
-    ``new_chains`` are to be in the kernel before it. A packet under way sees the rules of a chain as they were when it
-    entered the hook, and elements as they are when it looks them up: led to a chain of the same transaction by an
-    element of it, it would find no rules there.
+    A packet under way sees the rules of chains as they were when it entered a hook, and elements as they are when it looks
+    them up, one after the other. So chains are there ``before`` anything leads to them: it could be led to one that has no
+    rules for it yet. And what it may still be led to goes ``after``: endpoint lists of frontends that are served otherwise
+    now, and refusals of those that are served now, which it looks up last.
     """
 
-    new_chains: tuple[Chain, ...]
+    before: Transaction
     transaction: Transaction
+    after: Transaction
     records: dict[ServiceKey, ServiceObjects | None]
     element_uses: Counter[Element]
     chain_uses: Counter[str]
@@ -90,14 +92,14 @@ class Holdings:
             step.change(key, objects)
         return step.plan()
 
-    def confirm_chains(self, chains: Iterable[Chain]) -> None:
-        """Takes over chains that are in the kernel now, and that nothing uses yet."""
-        for chain in chains:
+    def confirm_before(self, plan: Plan) -> None:
+        """Takes over the chains of a plan whose first transaction has succeeded. Nothing uses them yet."""
+        for chain in plan.before.chains:
             self._chains[chain.name] = chain
             self._unused.add(chain.name)
 
     def confirm(self, plan: Plan) -> None:
-        """Takes over a plan whose transaction has succeeded, its new chains before it."""
+        """Takes over a plan whose transactions have all succeeded."""
         for key in plan.records:
             for frontend in _frontends(self._records.pop(key, None)):
                 if self._owners.get(frontend) == key:
@@ -117,8 +119,7 @@ class Holdings:
 
     def owner(self, container: str, key: str) -> ServiceKey | None:
         """The Service that has the frontend that an element is about, whether it has the element or not."""
-        declaration = declared(container)
-        return self._owners.get(frontend_of(declaration, key)) if declaration is not None else None
+        return self._owners.get(_frontend(Element(container, key)))
 
     def element(self, container: str, key: str) -> Element | None:
         """What the kernel should hold in this place. Costs as much as its Service has ports, whatever else there is."""
@@ -187,6 +188,7 @@ class _Step:
         self._chain_uses: Counter[str] = Counter()
         self._wanted_chains: dict[str, Chain] = {}
         self._delete: list[Element] = []
+        self._delete_lists: list[Element] = []
         self._add: list[Element] = []
 
     def change(self, key: ServiceKey, objects: ServiceObjects | None) -> None:
@@ -220,7 +222,7 @@ class _Step:
             self._change_order(known, order)
             result.append(EndpointList(each.container, each.frontend, each.base, order))
         for gone in before.values():
-            self._delete.extend(_list_element(gone, i, backend) for i, backend in enumerate(gone.backends))
+            self._delete_lists.extend(_list_element(gone, i, backend) for i, backend in enumerate(gone.backends))
         return tuple(result)
 
     def _change_order(self, known: EndpointList, order: tuple[str, ...]) -> None:
@@ -244,19 +246,51 @@ class _Step:
             elif count and count + change <= 0:
                 self._delete.append(element)
         write = {name: chain for name, chain in self._wanted_chains.items() if holdings._chains.get(name) != chain}
-        new = tuple(chain for name, chain in write.items() if name not in holdings._chains)
-        by_container = _container_of
+        in_use = {name for name in write if name in holdings._chain_uses}
+        late_deletes, late_adds = self._late()
+        deletes = (e for e in (*self._delete, *self._delete_lists) if e not in late_deletes)
+        adds = (e for e in self._add if e not in late_adds)
         transaction = Transaction(
             holdings.family,
-            chains=tuple(chain for name, chain in write.items() if name in holdings._chains),
-            delete_elements=tuple(sorted(self._delete, key=by_container)),
-            add_elements=tuple(sorted(self._add, key=by_container)),
+            chains=tuple(chain for name, chain in write.items() if name in in_use),
+            delete_elements=tuple(sorted(deletes, key=_container_of)),
+            add_elements=tuple(sorted(adds, key=_container_of)),
         )
-        return Plan(new, transaction, self._records, self._element_uses, self._chain_uses, write)
+        return Plan(
+            before=Transaction(
+                holdings.family, chains=tuple(chain for name, chain in write.items() if name not in in_use)
+            ),
+            transaction=transaction,
+            after=Transaction(
+                holdings.family, delete_elements=tuple(sorted(late_deletes)), add_elements=tuple(sorted(late_adds))
+            ),
+            records=self._records,
+            element_uses=self._element_uses,
+            chain_uses=self._chain_uses,
+            chains=write,
+        )
+
+    def _late(self) -> tuple[set[Element], set[Element]]:
+        """What goes after the rest, and what takes its place there."""
+        refusals = [e for e in self._delete if refuses(e.container)]
+        if not refusals and not self._delete_lists:
+            return set(), set()
+        places = {(e.container, e.key) for e in self._add}
+        frontends = {_frontend(e) for e in self._add}
+        served = {_frontend(e) for e in self._add if not refuses(e.container)} - {""}
+        refused = {e for e in refusals if _frontend(e) in served}
+        lists = {e for e in self._delete_lists if _frontend(e) in frontends and (e.container, e.key) not in places}
+        replaced = {(e.container, e.key) for e in refused}
+        return refused | lists, {e for e in self._add if (e.container, e.key) in replaced}
 
 
 def _container_of(element: Element) -> str:
     return element.container
+
+
+def _frontend(element: Element) -> str:
+    declaration = declared(element.container)
+    return frontend_of(declaration, element.key) if declaration is not None else ""
 
 
 def _list_element(each: EndpointList, index: int, backend: str) -> Element:

@@ -56,6 +56,11 @@ def generation_of(name: str) -> int | None:
     return int(found[1]) if found else None
 
 
+def refuses(name: str) -> bool:
+    """Whether the map of this name, in whatever generation, has frontends with nobody behind them."""
+    return _GENERATION.sub("", name, count=1) in ("no-endpoints", "no-endpoint-nodeports")
+
+
 def declared(name: str) -> Container | None:
     """How the set or map of this name is declared, in whatever generation; None where the layout has none such."""
     found = _GENERATION.match(name)

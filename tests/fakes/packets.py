@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from proxyd.model import Family
 from proxyd.nft import objects as o
-from tests.fakes.ruleset import FakeRuleset, FakeTable
+from tests.fakes.ruleset import FakeContainer, FakeRuleset, FakeTable
 from tests.fakes.values import Plain, Verdict, address_number, check_range
 
 Pin = tuple[str, int]
@@ -58,7 +58,7 @@ class Outcome(NamedTuple):
 
 
 class _State(NamedTuple):
-    """A packet on its way."""
+    """A packet on its way: ``lookups`` so far, in sets and maps, and how many of them before it entered this base chain."""
 
     destination: str
     port: int
@@ -67,6 +67,11 @@ class _State(NamedTuple):
     dnat: bool = False
     masqueraded: bool = False
     pins: tuple[Pin, ...] = ()
+    lookups: int = 0
+    entered: int = 0
+
+    def looked_up(self) -> _State:
+        return self._replace(lookups=self.lookups + 1)
 
 
 _Branches = Iterator[tuple[Fraction, _State, str]]
@@ -74,6 +79,8 @@ _Branches = Iterator[tuple[Fraction, _State, str]]
 # or the calling chain goes on.
 _NEXT, _BREAK, _RETURN = "next", "break", "return"
 _ONE = Fraction(1)
+# More than any packet makes.
+_MOST_LOOKUPS = 14
 
 
 def distribution(ruleset: FakeRuleset, packet: Packet, host: Host) -> list[tuple[Fraction, Outcome]]:
@@ -81,11 +88,21 @@ def distribution(ruleset: FakeRuleset, packet: Packet, host: Host) -> list[tuple
     family = Family.IPV6 if ":" in packet.destination else Family.IPV4
     table = ruleset.tables.get(family) or FakeTable("")
     counted: Counter[Outcome] = Counter()
-    start = _State(packet.destination, packet.port, packet.iif)
-    for probability, state, verdict in _Walk(table, packet, host, family).connection(start):
-        outcome = Outcome(verdict, (state.destination, state.port), state.masqueraded, state.mark, state.pins)
+    for probability, outcome in _Walk(table, packet, host, family).outcomes():
         counted[outcome] += probability  # type: ignore[assignment]
     return sorted(((Fraction(p), outcome) for outcome, p in counted.items()), key=lambda each: each[1])
+
+
+def overtaken(old: FakeTable, new: FakeTable, packet: Packet, host: Host) -> set[Outcome]:
+    """What can become of a packet that a commit overtakes, whenever it does: after none of its lookups, one, two, ...
+
+    The rules of all chains are those that held when it entered the base chain; elements are those of the moment.
+    """
+    family = Family.IPV6 if ":" in packet.destination else Family.IPV4
+    found: set[Outcome] = set()
+    for lookups in range(_MOST_LOOKUPS if new is not old else 1):
+        found |= {outcome for _, outcome in _Overtaken(old, new, lookups, packet, host, family).outcomes()}
+    return found
 
 
 class _Walk:
@@ -94,7 +111,21 @@ class _Walk:
     def __init__(self, table: FakeTable, packet: Packet, host: Host, family: Family) -> None:
         self._table, self._packet, self._host, self._family = table, packet, host, family
 
-    def connection(self, start: _State) -> _Branches:
+    def outcomes(self) -> Iterator[tuple[Fraction, Outcome]]:
+        """The ends of all ways that there are; an outcome may come more than once."""
+        start = _State(self._packet.destination, self._packet.port, self._packet.iif)
+        for probability, end, verdict in self._connection(start):
+            yield probability, Outcome(verdict, (end.destination, end.port), end.masqueraded, end.mark, end.pins)
+
+    def _rules(self, _state: _State, name: str) -> o.Chain:
+        """A chain with the rules that this packet sees."""
+        return self._table.chains[name]
+
+    def _container(self, _state: _State, name: str) -> FakeContainer:
+        """A set or map with the elements that this packet sees."""
+        return self._table.containers[name]
+
+    def _connection(self, start: _State) -> _Branches:
         if self._packet.iif:
             yield from self._through(start, ("prerouting",), self._routed)
         else:
@@ -138,7 +169,8 @@ class _Walk:
         if not chains:
             yield _ONE, state, "accept"
             return
-        for probability, after, verdict in self._chain(chains[0], state):
+        state = state._replace(entered=state.lookups)
+        for probability, after, verdict in self._chain(self._rules(state, chains[0].name), state):
             if verdict in ("drop", "reject"):
                 yield probability, after, verdict
             else:
@@ -183,13 +215,14 @@ class _Walk:
                     yield 1 - Fraction(1, s.modulus), state, _BREAK
             case o.InSet():
                 for probability, key in self._keys(s.key, state):
-                    p, after, verdict = self._test(self._contains(s.set, key) != s.negate, state)
+                    found = self._contains(self._container(state, s.set), key)
+                    p, after, verdict = self._test(found != s.negate, state.looked_up())
                     yield probability * p, after, verdict
             case o.VerdictMap() | o.DnatMap():
                 yield from self._mapped(s, state)
             case o.UpdateSet():
                 for probability, key in self._keys(s.key, state):
-                    pins = o.KeyType.NUMBER in self._table.containers[s.set].declared.key
+                    pins = o.KeyType.NUMBER in self._container(state, s.set).declared.key
                     yield probability, *(self._pin(key, state) if pins else (state, _NEXT))
             case o.Jump():
                 yield from self._follow(Verdict("jump", s.chain), state)
@@ -220,8 +253,9 @@ class _Walk:
         if isinstance(s, o.DnatMap) and s.protocol != self._packet.protocol:
             yield _ONE, state, _BREAK
             return
-        entries = self._table.containers[s.map].entries
-        for probability, key in self._keys(s.key, state):
+        entries, keys = self._container(state, s.map).entries, self._keys(s.key, state)
+        state = state.looked_up()
+        for probability, key in keys:
             found = entries.get(key)
             if found is None:
                 # Without an element a verdict map lets the rule go on, any other map ends it.
@@ -239,7 +273,7 @@ class _Walk:
             yield _ONE, state, ends.get(verdict.kind, verdict.kind)
             return
         back = _NEXT if verdict.kind == "jump" else _RETURN
-        for probability, after, end in self._chain(self._table.chains[verdict.chain], state):
+        for probability, after, end in self._chain(self._rules(state, verdict.chain), state):
             # The end of a chain that was gone to is the end of the chain that went there.
             yield probability, after, back if end == _RETURN else end
 
@@ -249,8 +283,7 @@ class _Walk:
             return state, _BREAK
         return state._replace(pins=(*state.pins, pin)), _NEXT
 
-    def _contains(self, name: str, key: Plain) -> bool:
-        container = self._table.containers[name]
+    def _contains(self, container: FakeContainer, key: Plain) -> bool:
         if container.declared.interval:
             kinds = container.declared.key
             return container.holds(
@@ -305,6 +338,24 @@ class _Walk:
             case _:
                 found = str(self._field(s.field, state)) == s.value
         return found
+
+
+class _Overtaken(_Walk):
+    """The way of a packet that a commit overtakes after so many of its lookups."""
+
+    def __init__(
+        self, old: FakeTable, new: FakeTable, lookups: int, packet: Packet, host: Host, family: Family
+    ) -> None:
+        super().__init__(old, packet, host, family)
+        self._new, self._lookups = new, lookups
+
+    def _rules(self, state: _State, name: str) -> o.Chain:
+        chains = (self._new if state.entered >= self._lookups else self._table).chains
+        # One that is as new as what leads to it is there, and has no rules yet for whoever came before it.
+        return chains.get(name) or o.Chain(name, ())
+
+    def _container(self, state: _State, name: str) -> FakeContainer:
+        return (self._new if state.lookups >= self._lookups else self._table).containers[name]
 
 
 @lru_cache(maxsize=256)

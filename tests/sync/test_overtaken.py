@@ -1,53 +1,75 @@
-"""A packet that a commit overtakes: sent on by the dispatch as it was before, it finds the rest as it is after."""
+"""A packet that a commit overtakes on its way meets what held before the change, or what holds after it, nothing else."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from itertools import pairwise, product
+
 import pytest
 
-from proxyd.model import Family
-from proxyd.nft.objects import Element, Transaction
+from proxyd.model import Endpoint
 from tests import build
-from tests.fakes.ruleset import FakeRuleset
-from tests.world import World, even
+from tests.fakes.packets import Outcome, Packet, overtaken
+from tests.sync.clusters import V4
+from tests.world import HOST, ORIGINS, Object, World
 
-V4 = Family.IPV4
-BALANCER = "203.0.113.10"
-HERE, THERE = "10.244.1.2", "10.244.2.2"
-SLICE = build.endpoint_slice("web", HERE, build.endpoint(THERE, "node2"))
-FRONTENDS = {
-    (BALANCER, 80): Element("g1/service-ips", f"{BALANCER} . tcp . 80"),
-    (build.NODE_IP[V4], 30080): Element("g1/service-nodeports", "tcp . 30080"),
-}
-
-
-def world(ruleset: FakeRuleset, *, local: bool) -> World:
-    made = World(SLICE, ruleset=ruleset)
-    policy(made, local=local)
-    return made
+BALANCER, EXTERNAL, NODE_PORT = "203.0.113.10", "198.51.100.1", 30080
+FRONTENDS = (("10.96.0.1", 80), (BALANCER, 80), (EXTERNAL, 80), (build.NODE_IP[V4], NODE_PORT))
+HERE, AWAY, SECOND = build.endpoint("10.244.1.2"), build.endpoint("10.244.2.2", "node2"), build.endpoint("10.244.1.3")
+ENDPOINTS: tuple[tuple[Endpoint, ...], ...] = ((), (AWAY,), (HERE,), (HERE, AWAY), (HERE, AWAY, SECOND))
+POLICIES = ({}, {"affinity_seconds": 60}, {"external_local": True}, {"internal_local": True})
+Met = tuple[str, tuple[str, int], bool]
 
 
-def policy(made: World, *, local: bool) -> None:
-    ports = (build.port(node_port=30080),)
-    made.put(build.service(ports=ports, ingress_ips=(BALANCER,), external_local=local))
-    made.sync()
+def web(endpoints: tuple[Endpoint, ...], policy: dict[str, object]) -> list[Object]:
+    service = build.service(
+        "web", ports=(build.port(node_port=NODE_PORT),), ingress_ips=(BALANCER,), external_ips=(EXTERNAL,), **policy
+    )
+    return [service, build.endpoint_slice("web", *endpoints)]
 
 
-def overtake(made: World, before: dict[str, dict[str, str]]) -> None:
-    """Has the dispatch lead where it led before, and nothing else."""
-    for place in FRONTENDS.values():
-        old = place._replace(value=before[place.container][place.key])
-        made.ruleset.commit(Transaction(V4, delete_elements=(place,), add_elements=(old,)))
+def met(outcomes: set[Outcome]) -> set[Met]:
+    return {(each.verdict, each.destination, each.masqueraded and each.verdict == "accept") for each in outcomes}
 
 
-@pytest.mark.parametrize("by", ["outside", "pod", "node"])
-@pytest.mark.parametrize("local", [True, False])
-def test_a_packet_is_served_at_the_moment_when_the_external_policy_changes(
-    ruleset: FakeRuleset, by: str, local: bool
-) -> None:
-    made = world(ruleset, local=local)
-    before = ruleset.elements(V4)
-    policy(made, local=not local)
-    overtake(made, before)
-    for (address, port), place in FRONTENDS.items():
-        assert ruleset.elements(V4)[place.container][place.key] == before[place.container][place.key]
-        assert made.reaches(address, port, by=by) == even(HERE, THERE)
+def odd(world: World, *changes: list[Object]) -> Iterator[tuple[str, str, Met]]:
+    """What packets meet in the moments of these changes that holds neither before nor after the one in question."""
+    for change in changes:
+        tables = [world.ruleset.tables[V4]]
+        watch = lambda seen=tables: seen.append(world.ruleset.tables[V4])  # noqa: E731
+        world.ruleset.watchers.append(watch)
+        world.put(*change)
+        world.sync()
+        world.ruleset.watchers.remove(watch)
+        for (address, port), (by, (source, iif)) in product(FRONTENDS, ORIGINS[V4].items()):
+            packet = Packet(source, address, port, "tcp", iif)
+            known = met(overtaken(tables[0], tables[0], packet, HOST))
+            known |= met(overtaken(tables[-1], tables[-1], packet, HOST))
+            for old, new in pairwise(tables):
+                for each in met(overtaken(old, new, packet, HOST)) - known:
+                    yield address, by, each
+
+
+@pytest.mark.parametrize("policy", POLICIES, ids=lambda each: next(iter(each), "plain"))
+def test_where_endpoints_come_and_go(policy: dict[str, object]) -> None:
+    for before, after in product(ENDPOINTS, repeat=2):
+        world = World(*web(before, policy))
+        world.settle()
+        assert list(odd(world, web(after, policy))) == [], (before, after)
+
+
+@pytest.mark.parametrize("endpoints", ENDPOINTS, ids=len)
+def test_where_policies_change(endpoints: tuple[Endpoint, ...]) -> None:
+    for before, after in product(POLICIES, repeat=2):
+        world = World(*web(endpoints, before))
+        world.settle()
+        assert list(odd(world, web(endpoints, after))) == [], (before, after)
+
+
+def test_where_the_only_endpoint_of_a_service_with_affinity_is_replaced_by_another_one_after_the_other() -> None:
+    affinity = {"affinity_seconds": 60}
+    world = World(*web((HERE,), affinity))
+    world.settle()
+    assert (
+        list(odd(world, web((), affinity), web((SECOND,), affinity), web((), affinity), web((HERE,), affinity))) == []
+    )

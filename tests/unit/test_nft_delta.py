@@ -89,7 +89,7 @@ def test_a_new_service_is_added_whole_after_its_chains() -> None:
     chain = Chain("lb-2", ((Drop(),),))
     objects = ServiceObjects((verdict("10.96.0.1"),), (CLUSTER_IP,), (listed("a", "b"),), (chain,))
     plan = Holdings(V4).plan({WEB: objects})
-    assert plan.new_chains == (chain,)
+    assert plan.before == Transaction(V4, chains=(chain,))
     assert plan.transaction == Transaction(
         V4,
         add_elements=(
@@ -211,9 +211,13 @@ def _kernel() -> FakeRuleset:
 
 def _commit(kernel: FakeRuleset, holdings: Holdings, changes: dict[ServiceKey, ServiceObjects | None]) -> None:
     plan = holdings.plan(changes)
-    kernel.commit(Transaction(V4, chains=plan.new_chains))
-    kernel.commit(plan.transaction)
+    _carry_out(kernel, plan)
     holdings.confirm(plan)
+
+
+def _carry_out(kernel: FakeRuleset, plan: Plan) -> None:
+    for transaction in (plan.before, plan.transaction, plan.after):
+        kernel.commit(transaction)
 
 
 # Nothing is known before it is done
@@ -248,18 +252,27 @@ TWO, THREE = Chain("g1/lb-2", ((Drop(),),)), Chain("g1/lb-3", ((Drop(),),))
 def test_a_chain_is_written_once_for_all_services() -> None:
     holdings = Holdings(V4)
     first = holdings.plan({WEB: chained(TWO)})
-    assert (first.new_chains, first.transaction.chains) == ((TWO,), ())
+    assert (first.before.chains, first.transaction.chains) == ((TWO,), ())
     holdings.confirm(first)
     second = holdings.plan({API: chained(TWO)})
-    assert (second.new_chains, second.transaction.chains) == ((), ())
+    assert (second.before.chains, second.transaction.chains) == ((), ())
+
+
+def test_an_unused_chain_that_is_to_have_other_rules_is_rewritten_before_it_is_used() -> None:
+    holdings = Holdings(V4)
+    done(holdings, {WEB: chained(TWO)})
+    done(holdings, {WEB: None})
+    other = Chain(TWO.name, ((Reject(),),))
+    plan = holdings.plan({WEB: chained(other)})
+    assert (plan.before.chains, plan.transaction.chains) == ((other,), ())
 
 
 def test_a_new_chain_that_was_written_and_whose_use_was_refused_is_kept_in_mind() -> None:
     holdings = Holdings(V4)
-    holdings.confirm_chains(holdings.plan({WEB: chained(TWO)}).new_chains)
+    holdings.confirm_before(holdings.plan({WEB: chained(TWO)}))
     assert holdings.plan_cleanup() == Transaction(V4, delete_chains=(TWO.name,))
     again = holdings.plan({WEB: chained(TWO)})
-    assert (again.new_chains, again.transaction.chains) == ((), ())
+    assert (again.before.chains, again.transaction.chains) == ((), ())
     holdings.confirm(again)
     assert holdings.plan_cleanup() is None
 
@@ -290,7 +303,7 @@ def test_an_unused_chain_that_is_needed_again_stays_as_it_is() -> None:
     holdings = Holdings(V4)
     done(holdings, {WEB: chained(TWO)})
     done(holdings, {WEB: chained(THREE)})
-    assert holdings.plan({WEB: chained(TWO)}).new_chains == ()
+    assert holdings.plan({WEB: chained(TWO)}).before.chains == ()
     done(holdings, {WEB: chained(TWO)})
     assert holdings.plan_cleanup() == Transaction(V4, delete_chains=(THREE.name,))
 
@@ -302,7 +315,7 @@ def test_a_chain_that_was_deleted_is_written_again() -> None:
     cleanup = holdings.plan_cleanup()
     assert cleanup is not None
     holdings.confirm_cleanup(cleanup)
-    assert holdings.plan({WEB: chained(TWO)}).new_chains == (TWO,)
+    assert holdings.plan({WEB: chained(TWO)}).before.chains == (TWO,)
 
 
 def test_cleanup_deletes_callers_before_what_they_call() -> None:
@@ -343,8 +356,7 @@ def test_shared_elements_and_chains_are_there_exactly_while_used(
         plan: Plan = holdings.plan(changes)
         if refused:
             continue
-        kernel.commit(Transaction(V4, chains=plan.new_chains))
-        kernel.commit(plan.transaction)
+        _carry_out(kernel, plan)
         holdings.confirm(plan)
         current = {k: v for k, v in {**current, **changes}.items() if v is not None}
         if clean and (cleanup := holdings.plan_cleanup()) is not None:

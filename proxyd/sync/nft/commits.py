@@ -34,11 +34,15 @@ class Commits:
             return self._ruleset.contents(self.family)
 
     def change(self, holdings: Holdings, changes: Changes) -> None:
-        """Writes Services as they are to be (None: gone). Raises ``KernelRefusedError``; all is served as before then."""
+        """Writes Services as they are to be (None: gone).
+
+        Raises ``KernelRefusedError``: Services that are new are not served then, of others everything is in doubt.
+        """
         plan = holdings.plan(changes)
-        self.write(Transaction(self.family, chains=plan.new_chains))
-        holdings.confirm_chains(plan.new_chains)
+        self.write(plan.before)
+        holdings.confirm_before(plan)
         self.write(plan.transaction)
+        self.write(plan.after)
         holdings.confirm(plan)
 
     def write(self, transaction: Transaction) -> None:

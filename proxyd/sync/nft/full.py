@@ -94,7 +94,7 @@ class FullWriter:
                 table=TABLE_COMMENT,
                 containers=layout.containers(),
                 counters=COUNTERS,
-                chains=plan.new_chains + base,
+                chains=plan.before.chains + base,
                 add_elements=plan.transaction.add_elements,
             )
         )
