@@ -32,10 +32,11 @@ prometheus:
 chromium:
 	@tools/chromium.sh
 
-# Everything, on the in-memory kernel and on the real one (namespaces of its own); ends with pytest's summary.
-test: setup chromium controlplane prometheus
+# Everything, on the in-memory kernel and on the real one (namespaces of its own); ends with pytest's summary. Tests wait more
+# than they work, so the control plane is built beside the first of them; those that need it wait for it.
+test: setup chromium prometheus
 	.venv/bin/coverage erase
-	.venv/bin/coverage run -m pytest $(PYTEST_ARGS)
+	tools/controlplane.sh 2>.venv/controlplane.log & .venv/bin/coverage run -m pytest $(PYTEST_ARGS)
 
 # Branch coverage of the pure core, from the last `make test`.
 coverage:

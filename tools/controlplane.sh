@@ -3,12 +3,13 @@
 # and building it where it is not.
 #
 #   tools/controlplane.sh            builds it unless it is there; without Go says so, and is content
-#   tools/controlplane.sh --where    prints its folder; says what is missing and fails where there is none
+#   tools/controlplane.sh --where    prints its folder; says what is missing and fails where there is none; waits for
+#                                    whoever is building it
 #
 # $KUBEBUILDER_ASSETS is taken where it has all four. Else they are built from the versions that tests/controlplane/go.mod
 # and tests/controlplane/etcd/go.mod pin, once for each state of these files, into the user's cache folder. Building takes
-# some minutes; what is built is about 320 MB. Without Go, a $KUBEBUILDER_ASSETS with the first two will do: tests that
-# need one of the others are skipped.
+# some minutes, with what other processes leave of the processors; what is built is about 320 MB. Without Go, a
+# $KUBEBUILDER_ASSETS with the first two will do: tests that need one of the others are skipped.
 set -euo pipefail
 modules=$(cd "$(dirname "$0")/../tests/controlplane" && pwd)
 programs=(etcd kube-apiserver kube-controller-manager kube-proxy)
@@ -50,6 +51,7 @@ build() {
   trap 'rm -rf "$work"' EXIT
   export CGO_ENABLED=0 GOWORK=off
   local -a options=(-mod=readonly -buildvcs=false -trimpath)
+  chrt --idle --pid 0 $$ || true
   cd "$modules"
   kubernetes=$(go list -mod=readonly -m -f '{{.Version}}' k8s.io/kubernetes)
   IFS=. read -r major minor _ <<<"${kubernetes#v}"
@@ -64,8 +66,13 @@ build() {
   mv -T "$work" "$cache"
 }
 
+wait_for_builder() {
+  [ ! -e "$cache.lock" ] || flock "$cache.lock" true
+}
+
 case "${1:-}" in
   --where)
+    complete >/dev/null || wait_for_builder
     complete || at_least_a_server || {
       echo "no control plane: none in KUBEBUILDER_ASSETS (etcd, kube-apiserver), none built (make controlplane, with Go)" >&2
       exit 1
