@@ -5,3 +5,7 @@ from __future__ import annotations
 
 class KernelRefusedError(Exception):
     """The kernel (or a tool in front of it) did not carry a transaction out; nothing of it has happened."""
+
+
+class OutcomeUnclearError(KernelRefusedError):
+    """A transaction ended without an answer to all of it: some of it, or all, may have happened nevertheless."""

@@ -1,21 +1,21 @@
 """What passes over one family's rules have in common in both modes: what is owed, and what comes first.
 
 What the kernel holds is known only from writes that succeeded. Whenever that knowledge is in doubt (start, a refused
-write) everything is written anew; what others changed in known places is mended place by place.
+write) everything is written anew; what others changed in known places is mended place by place. A Service that the kernel
+refused is written alone from there on: the kernel has nothing of it, so that another clear refusal puts nothing in doubt.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Set
-from contextlib import suppress
 from typing import Generic, Protocol, TypeVar
 
 import structlog
 
 from proxyd.desired.conflicts import FrontendKey
 from proxyd.desired.flows import Live
-from proxyd.kernel.refused import KernelRefusedError
+from proxyd.kernel.refused import KernelRefusedError, OutcomeUnclearError
 from proxyd.model import Family, Finding, NodeSettings, ServiceKey
 from proxyd.nft.drift import Drift
 from proxyd.sync.services import Services
@@ -105,9 +105,11 @@ class Reconciler(ABC, Generic[Held]):
         """See ``FamilyRules``."""
         if self._held is None or self.settings is None:
             return
-        for key in self.quarantined:
-            with suppress(KernelRefusedError):
-                self._change(self._held, {key}, self.settings)
+        try:
+            self._write_alone(self._held, self.quarantined, self.settings)
+        except OutcomeUnclearError as error:
+            log.warning("outcome not known, everything is written anew", ip_family=self.family, error=str(error))
+            self.forget()
         self._hand_over_flows()
 
     def forget(self) -> None:
@@ -138,6 +140,26 @@ class Reconciler(ABC, Generic[Held]):
         self._held = self._write_all([*all_keys(), *self._owed], settings)
         self.settings, self._owed = settings, set()
 
+    def _write_owed(self, held: Held, settings: NodeSettings) -> None:
+        """Writes what is owed. Raises ``KernelRefusedError``, and nothing is known then of what the kernel holds."""
+        refused_before = self._owed.intersection(self.quarantined)
+        self._change(held, self._owed - refused_before, settings)
+        self._write_alone(held, refused_before, settings)
+        self._owed = set()
+
+    def _write_alone(self, held: Held, keys: Iterable[ServiceKey], settings: NodeSettings) -> None:
+        """Writes Services that the kernel refused before; one that it refuses again stays so, and costs no other.
+
+        Raises ``OutcomeUnclearError``.
+        """
+        for key in sorted(keys):
+            try:
+                self._change(held, {key}, settings)
+            except OutcomeUnclearError:
+                raise
+            except KernelRefusedError as error:
+                self._services.refused(key, str(error))
+
     def _hand_over_flows(self) -> None:
         """Only with the new rules in place: a flow that goes before them can come back as it was."""
         if changed := self._services.flows.take():
@@ -148,15 +170,18 @@ class Reconciler(ABC, Generic[Held]):
         """Whether these settings can take the place of the present ones without everything being written."""
 
     @abstractmethod
-    def _write_all(self, keys: list[ServiceKey], settings: NodeSettings) -> Held:
-        """Writes everything, with nothing known. Raises ``KernelRefusedError``, ``StoppedError``."""
+    def _write_all(self, keys: list[ServiceKey], settings: NodeSettings) -> Held | None:
+        """Writes everything, with nothing known. Raises ``KernelRefusedError``, ``StoppedError``.
+
+        Gives None where the kernel may have more than was accepted, so that the next pass has to write everything again.
+        """
 
     @abstractmethod
     def _write_changes(self, held: Held, all_keys: AllKeys, settings: NodeSettings) -> None:
         """Writes what is owed and what these settings make different. Raises ``KernelRefusedError``."""
 
     @abstractmethod
-    def _change(self, held: Held, keys: Iterable[ServiceKey], settings: NodeSettings) -> None:
+    def _change(self, held: Held, keys: Set[ServiceKey], settings: NodeSettings) -> None:
         """Writes these Services as they are now. Raises ``KernelRefusedError``, with nothing noted of them."""
 
     @abstractmethod

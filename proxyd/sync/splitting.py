@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeVar
 
-from proxyd.kernel.refused import KernelRefusedError
+from proxyd.kernel.refused import KernelRefusedError, OutcomeUnclearError
 from proxyd.model import ServiceKey
 from proxyd.sync.services import Services
 
@@ -22,6 +22,12 @@ class Splitting:
         self._services = services
         self._about_none = about_none
         self._quarantined = 0
+        self._unclear = False
+
+    @property
+    def in_doubt(self) -> bool:
+        """Whether the kernel may have something of the Services that were left out."""
+        return self._unclear and self._quarantined > 0
 
     def write(self, part: dict[ServiceKey, T], commit: Callable[[dict[ServiceKey, T]], None]) -> None:
         """Has ``commit`` write a part. Raises its ``KernelRefusedError`` where too many Services were refused."""
@@ -30,6 +36,7 @@ class Splitting:
         except self._about_none:
             raise
         except KernelRefusedError as error:
+            self._unclear |= isinstance(error, OutcomeUnclearError)
             if len(part) > 1:
                 keys = list(part)
                 for half in (keys[: len(keys) // 2], keys[len(keys) // 2 :]):

@@ -11,7 +11,7 @@ from proxyd.ipt.objects import Placed, Rule, Table, Transaction
 from proxyd.ipt.restore import rule_text
 from proxyd.ipt.saved import Contents, printed, read
 from proxyd.kernel.ipt.rules import RulesLockedError
-from proxyd.kernel.refused import KernelRefusedError
+from proxyd.kernel.refused import KernelRefusedError, OutcomeUnclearError
 from proxyd.model import Family
 from tests.fakes.ipt_rules import FakeRules
 
@@ -51,7 +51,7 @@ class FakeKernel:
         self._predicates.append(predicate)
 
     def unclear_if(self, predicate: Predicate) -> None:
-        """Carries the calls out that the predicate holds for, and then says that they were refused."""
+        """Carries the calls out that the predicate holds for, and then says that this is not known."""
         self._unclear.append(predicate)
 
     def recover(self) -> None:
@@ -76,7 +76,7 @@ class FakeKernel:
         for watcher in self.watchers:
             watcher()
         if any(holds(transaction) for holds in self._unclear):
-            raise KernelRefusedError("Interrupted: the outcome is not known")
+            raise OutcomeUnclearError("Interrupted: the outcome is not known")
 
     def contents(self) -> Contents:
         """See ``IptRules``."""

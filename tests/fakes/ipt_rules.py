@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 from proxyd.ipt import objects as o
 from proxyd.ipt.objects import Chain, Placed, Rule, Table, Transaction
@@ -31,10 +31,14 @@ Chains = dict[str, list[Rule]]
 
 
 class FakeRules:
-    """Tables with their chains and rules. ``counters`` are the nfacct objects that there are."""
+    """Tables with their chains and rules.
+
+    ``counters`` are the nfacct objects that there are; ``lacking`` tells rules that this kernel has no module for.
+    """
 
     def __init__(self, counters: frozenset[str] = frozenset()) -> None:
         self.counters = counters
+        self.lacking: Callable[[Table, Rule], bool] = lambda *_: False
         self.tables: dict[Table, Chains] = {table: {name: [] for name in names} for table, names in BUILT_IN.items()}
 
     def commit(self, transaction: Transaction) -> None:
@@ -72,6 +76,8 @@ class FakeRules:
         return chains
 
     def _check(self, table: Table, rule: Rule, chains: Chains) -> None:
+        if self.lacking(table, rule):
+            raise KernelRefusedError(f"Couldn't load match: {rule.destination}")
         if rule.target in _TARGETS:
             if table not in _TARGETS[rule.target]:
                 raise KernelRefusedError(f"target {rule.target} is not for table {table}")

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 
 from proxyd.kernel.nft.ruleset import Contents
-from proxyd.kernel.refused import KernelRefusedError
+from proxyd.kernel.refused import KernelRefusedError, OutcomeUnclearError
 from proxyd.model import Family
 from proxyd.nft import objects as o
 from tests.fakes.rules import chains_of, check_hook, check_reachable, check_rule, containers_of
@@ -224,7 +224,7 @@ class FakeRuleset:
         self._down.add(family)
 
     def unclear_if(self, predicate: Predicate) -> None:
-        """Carries the transactions out that the predicate holds for, and then says that they were refused."""
+        """Carries the transactions out that the predicate holds for, and then says that this is not known."""
         self._unclear.append(predicate)
 
     def recover(self) -> None:
@@ -248,7 +248,7 @@ class FakeRuleset:
         for watcher in self.watchers:
             watcher()
         if any(holds(transaction) for holds in self._unclear):
-            raise KernelRefusedError("Interrupted: the outcome is not known")
+            raise OutcomeUnclearError("Interrupted: the outcome is not known")
 
     def contents(self, family: Family) -> Contents:
         """See ``Ruleset``."""

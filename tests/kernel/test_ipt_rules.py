@@ -186,6 +186,19 @@ def test_all_of_a_refused_table_is_as_it_was(node: Node) -> None:
     assert node.is_as_in_memory()
 
 
+def test_a_refused_table_keeps_none_before_it_from_being_written(node: Node) -> None:
+    node.sync()
+    chain = Chain(Table.NAT, f"{names.SERVICE}{'A' * 16}")
+    bad = Placed(Table.FILTER, names.SERVICES, Rule("KUBE-NOBODY"))
+    call = (Transaction(node.family, chains=(chain,), insert=(bad,)),)
+    with pytest.raises(KernelRefusedError):
+        node.call(node.rules.commit, call)
+    with pytest.raises(KernelRefusedError):
+        node.world.kernel.commit(call)
+    assert node.is_as_in_memory()
+    assert chain.name in {each.name for each in node.call(node.rules.contents).chains}
+
+
 def test_an_input_that_breaks_off_changes_nothing(node: Node) -> None:
     node.sync()
 

@@ -11,7 +11,16 @@ from typing import Any, TypeVar
 
 import pytest
 
-from proxyd.kernel.ipt.iptables import Backend, Iptables, IptablesRefusedError, IptablesTools, IptablesUnavailableError
+from proxyd.kernel.ipt.iptables import (
+    Backend,
+    Iptables,
+    IptablesKilledError,
+    IptablesRefusedError,
+    IptablesTools,
+    IptablesUnavailableError,
+)
+from proxyd.kernel.ipt.rules import ToolRules
+from proxyd.kernel.refused import OutcomeUnclearError
 from proxyd.model import Family
 from tests.fakes.iptables import FakeIptables
 from tests.netns import leave, why_not
@@ -132,6 +141,17 @@ def test_the_plain_name_is_taken_where_it_is_of_the_backend(tmp_path: Path) -> N
         nft.close()
     with pytest.raises(IptablesUnavailableError):
         IptablesTools(Family.IPV6, Backend.LEGACY, str(tmp_path)).save("nat")
+
+
+def test_a_tool_that_is_killed_leaves_open_what_it_has_written(tmp_path: Path) -> None:
+    tool = tmp_path / "iptables-nft-restore"
+    tool.write_text("#!/bin/sh\ncat > /dev/null\nkill -9 $$\n")
+    tool.chmod(0o755)
+    killed = IptablesTools(Family.IPV4, Backend.NFT, f"{tmp_path}:/bin:/usr/bin")
+    with pytest.raises(IptablesKilledError, match="iptables-nft-restore: ended by signal 9"):
+        killed.restore(PORTALS)
+    with pytest.raises(OutcomeUnclearError):
+        ToolRules(killed).commit(())
 
 
 @pytest.mark.kernel

@@ -14,7 +14,7 @@ import pytest
 from proxyd.kernel.netlink import NETFILTER, Netlink
 from proxyd.kernel.nft.libnftables import LibNftables
 from proxyd.kernel.nft.ruleset import Contents
-from proxyd.kernel.refused import KernelRefusedError
+from proxyd.kernel.refused import KernelRefusedError, OutcomeUnclearError
 from proxyd.model import FAMILIES, Family
 from proxyd.nft.layout import TABLE
 from proxyd.nft.script import FAMILY_WORD
@@ -115,3 +115,32 @@ def test_a_kernel_that_cannot_be_asked_is_a_refusal(real: RealRuleset, monkeypat
     real.library._names.close()
     with pytest.raises(KernelRefusedError, match="Bad file descriptor"):
         real.contents(V4)
+
+
+@pytest.mark.parametrize(
+    "words", ["add element {} known {{ 80 }}\ndelete element {} known {{ 81 }}", "add {} nonsense"]
+)
+def test_an_answer_is_a_refusal_with_nothing_done(real: RealRuleset, words: str) -> None:
+    table = made_table(real)
+    with pytest.raises(KernelRefusedError) as refused:
+        real.library.run(words.format(table, table))
+    assert not isinstance(refused.value, OutcomeUnclearError)
+    assert real.elements(V4) == {"known": {}}
+
+
+def test_trouble_with_the_socket_leaves_the_outcome_open(real: RealRuleset) -> None:
+    table = made_table(real)
+    number = real.library._descriptor
+    kept = os.dup(number)
+    other = os.open(os.devnull, os.O_RDWR)
+    os.dup2(other, number)
+    try:
+        with pytest.raises(OutcomeUnclearError, match="Socket operation on non-socket"):
+            real.library.run(f"add table {table}")
+        with pytest.raises(KernelRefusedError, match="cache initialization failed") as before:
+            real.library.run(f"add element {table} known {{ 80 }}")
+    finally:
+        os.dup2(kept, number)
+        os.close(kept)
+        os.close(other)
+    assert not isinstance(before.value, OutcomeUnclearError)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from proxyd.ipt import names
-from proxyd.ipt.objects import Table
+from proxyd.ipt.objects import Rule, Table
 from proxyd.model import Family
 from tests import build
 from tests.fakes.ipt_kernel import FakeKernel
@@ -72,6 +72,99 @@ def test_a_lock_that_somebody_holds_is_nobodys_fault(calls: int) -> None:
     world.kernel.recover()
     world.sync()
     assert all(served(world, n) for n in range(1, 8))
+
+
+def test_a_lock_that_somebody_holds_when_a_refused_service_changes_leaves_it_owed() -> None:
+    world = IptWorld(*cluster("a", "b"))
+    world.kernel.refuse_if(touches(2))
+    world.sync()
+    world.kernel.recover()
+    world.kernel.lock_after(0)
+    world.put(*cluster("a", "b", endpoints=3)[2:])
+    assert not world.try_sync()
+    world.kernel.recover()
+    world.sync()
+    assert served(world, 2, 3)
+    assert not world.quarantined()
+
+
+def test_a_refused_service_costs_the_others_nothing_however_often_it_changes() -> None:
+    world = IptWorld(*cluster("a", "b", "c"))
+    world.kernel.refuse_if(touches(2))
+    world.settle()
+    listings = world.kernel.listings
+    for endpoints in (3, 1, 4):
+        world.put(*cluster("a", "b", endpoints=endpoints))
+        world.sync()
+        assert not world.reconciler.rewritten
+        assert world.reconciler.refusals == 1
+        assert served(world, 1, endpoints)
+        assert served(world, 3)
+        assert world.quarantined() == {build.key("b")}
+    assert world.kernel.listings == listings
+    world.kernel.recover()
+    world.reconciler.retry_quarantined()
+    assert served(world, 2, 4)
+
+
+RANGED = [
+    build.service("x", ip="10.96.0.50", ingress_ips=("203.0.113.10",), source_ranges=("192.0.2.0/24",)),
+    build.endpoint_slice("x", "10.244.50.1"),
+]
+
+
+def lacking(table: Table, rule: Rule) -> bool:
+    """Has a kernel refuse RANGED in the table filter, once it has taken its rules in the table nat."""
+    return table is FILTER and (rule.destination or "").startswith("203.0.113.10")
+
+
+@pytest.mark.parametrize("batch", [1, 1000])
+@pytest.mark.parametrize("running", [True, False])
+def test_a_service_refused_by_one_table_only_leaves_nothing_in_the_others(running: bool, batch: int) -> None:
+    world = IptWorld(*cluster(*"abcdefg"), kernel=FakeKernel(batch=batch))
+    world.settle()
+    before = normal(world.kernel)
+    if not running:
+        world = IptWorld(*cluster(*"abcdefg"), kernel=FakeKernel(batch=batch))
+    world.kernel.rules.lacking = lacking
+    world.put(*RANGED)
+    world.settle()
+    assert world.quarantined() == {build.key("x")}
+    assert normal(world.kernel) == before
+    for _ in range(3):
+        world.reconciler.retry_quarantined()
+        world.put(build.endpoint_slice("x", "10.244.50.2"))
+        world.settle()
+        assert normal(world.kernel) == before
+
+
+def test_a_service_refused_by_one_table_only_is_gone_when_it_is_deleted() -> None:
+    world = IptWorld(*cluster(*"abcdefg"))
+    world.settle()
+    before = normal(world.kernel)
+    world.kernel.rules.lacking = lacking
+    world.put(*RANGED)
+    world.sync()
+    for _ in range(3):
+        world.reconciler.retry_quarantined()
+    world.remove(*RANGED)
+    world.settle()
+    assert normal(world.kernel) == before
+    assert not world.quarantined()
+
+
+def test_a_refused_service_of_which_only_the_first_calls_are_taken_leaves_nothing() -> None:
+    world = IptWorld(*cluster("a"), kernel=FakeKernel(batch=1))
+    world.settle()
+    before = normal(world.kernel)
+    world.kernel.refuse_if(lambda t: any(each.rule.destination == "10.96.0.2/32" for each in t.insert))
+    for endpoints in (2, 3, 1):
+        world.put(*cluster("a", "b", endpoints=endpoints)[2:])
+        world.settle()
+        world.reconciler.retry_quarantined()
+    world.remove(*cluster("a", "b")[2:])
+    world.settle()
+    assert normal(world.kernel) == before
 
 
 def test_a_fault_of_ours_costs_one_service_only(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -101,6 +101,82 @@ def test_a_quarantined_service_that_is_deleted_is_forgotten(ruleset: FakeRuleset
     assert world.reconciler.findings == {}
 
 
+def test_a_refused_service_costs_the_others_nothing_however_often_it_changes(ruleset: FakeRuleset) -> None:
+    world = World(*cluster("a", "b", "c"), ruleset=ruleset)
+    ruleset.refuse_if(touches("10.96.0.2"))
+    world.settle()
+    for endpoints in (3, 1, 4):
+        world.put(*cluster("a", "b", endpoints=endpoints))
+        world.sync()
+        assert not world.reconciler.rewritten
+        assert world.reconciler.refusals == 1
+        assert served(world, 1, endpoints)
+        assert served(world, 3)
+        assert world.quarantined() == {build.key("b")}
+    world.settle()
+    ruleset.recover()
+    world.reconciler.retry_quarantined()
+    assert served(world, 2, 4)
+    assert not world.quarantined()
+
+
+def test_settings_of_the_node_change_beside_a_refused_service(ruleset: FakeRuleset) -> None:
+    ports = (build.port(node_port=30080),)
+    world = World(*cluster("a", ports=ports), build.service("b", ip="10.96.0.2"), *slices("b"), ruleset=ruleset)
+    ruleset.refuse_if(touches("10.96.0.2"))
+    world.settle()
+    world.settings = build.settings(V4, node_port_addresses=("203.0.113.9",))
+    world.put(*slices("b"))
+    world.sync()
+    assert not world.reconciler.rewritten
+    assert world.reconciler.settings == world.settings
+    assert world.quarantined() == {build.key("b")}
+    assert world.reaches("203.0.113.9", 30080) == world.reaches("10.96.0.1")
+    assert world.reaches(build.NODE_IP[V4], 30080) == even(build.NODE_IP[V4])
+
+
+def test_a_refused_service_whose_retry_was_carried_out_after_all_goes_when_it_is_deleted(ruleset: FakeRuleset) -> None:
+    world = World(*cluster("a", "b"), ruleset=ruleset)
+    ruleset.refuse_if(touches("10.96.0.2"))
+    world.sync()
+    ruleset.recover()
+    ruleset.unclear_if(touches("10.96.0.2"))
+    world.reconciler.retry_quarantined()
+    assert served(world, 2)
+    world.remove(*cluster("a", "b")[2:])
+    world.settle()
+    assert world.reaches("10.96.0.2") == even("10.96.0.2")
+    assert served(world, 1)
+    assert not world.quarantined()
+
+
+@pytest.mark.parametrize("names", ["a", "ab"])
+def test_a_service_whose_part_of_a_full_sync_was_carried_out_after_all_goes_when_it_is_deleted(
+    ruleset: FakeRuleset, names: str
+) -> None:
+    world = World(*cluster(*names), ruleset=ruleset)
+    ruleset.unclear_if(touches("10.96.0.1"))
+    world.sync()
+    assert world.quarantined() == {build.key("a")}
+    assert served(world, 1)
+    world.remove(*cluster("a"))
+    world.settle()
+    assert world.reaches("10.96.0.1") == even("10.96.0.1")
+    assert len(names) == 1 or served(world, 2)
+    assert not world.quarantined()
+
+
+def test_a_commit_with_an_unclear_outcome_in_a_full_sync_is_made_up_for(ruleset: FakeRuleset) -> None:
+    world = World(*cluster("a", "b"), ruleset=ruleset)
+    ruleset.unclear_if(touches("10.96.0.1"))
+    world.sync()
+    ruleset.recover()
+    world.sync()
+    assert served(world, 1)
+    assert not world.quarantined()
+    assert not world.reconciler.full_owed
+
+
 def test_too_many_culprits_are_an_error_and_not_a_quarantine(ruleset: FakeRuleset) -> None:
     names = [f"s{i}" for i in range(1, 40)]
     world = World(*cluster(*names), ruleset=ruleset)
@@ -179,6 +255,27 @@ def test_a_first_start_that_fails_does_not_pile_up_either(ruleset: FakeRuleset) 
     ruleset.recover()
     world.settle()
     assert len(generations(world)) == 1
+
+
+def test_full_syncs_that_end_with_a_fault_do_not_pile_up_either(ruleset: FakeRuleset) -> None:
+    world = World(*cluster("a", "b"), ruleset=ruleset)
+    world.settle()
+    world.restart()
+
+    def break_off() -> None:
+        if touches("10.96.0.2")(ruleset.commits[-1]):
+            raise ZeroDivisionError
+
+    ruleset.watchers.append(break_off)
+    for _ in range(3):
+        with pytest.raises(ZeroDivisionError):
+            world.sync()
+        assert generations(world) == {1}
+        assert served(world, 1)
+        assert served(world, 2)
+    ruleset.watchers.clear()
+    world.settle()
+    assert generations(world) == {2}
 
 
 def test_findings_stay_while_full_syncs_fail(ruleset: FakeRuleset) -> None:

@@ -48,6 +48,10 @@ class IptablesLockedError(IptablesRefusedError):
     """Somebody else held the lock of the legacy tools for too long."""
 
 
+class IptablesKilledError(IptablesRefusedError):
+    """The tool was ended from outside; the table that it was about may have been written."""
+
+
 class Iptables(Protocol):
     """One family in one backend."""
 
@@ -144,6 +148,8 @@ class IptablesTools:
                 raise
             error = process.stderr.read().decode(errors="replace") if process.stderr else ""
             status = process.wait()
+        if status < 0:
+            raise IptablesKilledError(f"{os.path.basename(command[0])}: ended by signal {-status}")
         if status:
             problem = _problem(command[0], status, error)
             locked = status == _NO_RESOURCE and "lock" in problem

@@ -11,20 +11,21 @@ from proxyd.ipt.restore import restore_input
 from proxyd.ipt.saved import Contents, read
 from proxyd.kernel.ipt.iptables import (
     Backend,
+    IptablesKilledError,
     IptablesLockedError,
     IptablesRefusedError,
     IptablesTools,
     IptablesUnavailableError,
 )
-from proxyd.kernel.refused import KernelRefusedError
+from proxyd.kernel.refused import KernelRefusedError, OutcomeUnclearError
 
 # Chains in one call. iptables-nft takes time with the square of it, iptables-legacy the same for every call (it reads and
 # writes the whole table).
 BATCH = {Backend.NFT: 600, Backend.LEGACY: 1_000_000}
 
 
-class RulesLockedError(KernelRefusedError):
-    """Somebody else held the lock of the tools for too long."""
+class RulesLockedError(OutcomeUnclearError):
+    """Somebody else held the lock of the tools for too long. It is taken for each table anew."""
 
 
 class IptRules(Protocol):
@@ -36,7 +37,8 @@ class IptRules(Protocol):
     def commit(self, transactions: Iterable[Transaction]) -> None:
         """Carries transactions out in one call, each table whole or not at all. They may be made while it runs.
 
-        Raises ``KernelRefusedError``; part of the tables may have been written then.
+        Raises ``KernelRefusedError``; part of the tables may have been written then. Raises ``OutcomeUnclearError`` where
+        the one that was refused may have been too.
         """
 
     def contents(self) -> Contents:
@@ -59,6 +61,8 @@ class ToolRules:
             self._tools.restore(restore_input(transactions))
         except IptablesLockedError as error:
             raise RulesLockedError(str(error)) from error
+        except IptablesKilledError as error:
+            raise OutcomeUnclearError(str(error)) from error
         except (IptablesRefusedError, IptablesUnavailableError) as error:
             raise KernelRefusedError(str(error)) from error
 

@@ -17,7 +17,7 @@ from proxyd.errors import CannotWorkHereError
 from proxyd.kernel.netlink import NETFILTER, Attributes, Netlink, attribute, attributes, text
 from proxyd.kernel.nft import nfnetlink
 from proxyd.kernel.nft.ruleset import Contents
-from proxyd.kernel.refused import KernelRefusedError
+from proxyd.kernel.refused import KernelRefusedError, OutcomeUnclearError
 from proxyd.model import Family
 from proxyd.nft.layout import TABLE
 from proxyd.nft.objects import Transaction
@@ -27,6 +27,10 @@ MINIMUM_VERSION = (1, 0, 6)
 # From here on, what older versions crash at is written with every set whose key has only the names of types.
 BY_EXPRESSIONS = (1, 1, 3)
 _SHOWN = 600
+# An answer points at a place in the script; what does not is trouble with the socket. Some of that comes before the kernel
+# has been given anything.
+_ANSWER = "Error:"
+_NOT_SENT = ("cache initialization failed", "Message too long")
 _AF = {Family.IPV4: socket.AF_INET, Family.IPV6: socket.AF_INET6}
 # Attributes of sets; of chains only the name has another number (linux/netfilter/nf_tables.h). Flags of sets.
 _TABLE, _NAME, _FLAGS, _CHAIN_NAME = 1, 2, 3, 3
@@ -61,10 +65,15 @@ class Library:
         self.version = self._version()
 
     def run(self, text: str) -> str:
-        """Carries a script out whole, and gives what it prints. Raises ``KernelRefusedError``; nothing is done then."""
+        """Carries a script out whole, and gives what it prints. Raises ``KernelRefusedError``; nothing is done then.
+
+        Raises ``OutcomeUnclearError`` where the kernel's answer is not known.
+        """
         code, output, error = self._nft.cmd(text)
         if code:
-            raise KernelRefusedError(_short(error) or f"libnftables returned {code}")
+            known = error.startswith(_ANSWER) or any(each in error for each in _NOT_SENT)
+            refused = KernelRefusedError if known else OutcomeUnclearError
+            raise refused(_short(error) or f"libnftables returned {code}")
         return str(output)
 
     def query(self, command: str, *, terse: bool = True) -> list[dict[str, Any]]:

@@ -21,7 +21,10 @@ class Ruleset(Protocol):
     """nftables of one network namespace."""
 
     def commit(self, transaction: Transaction) -> None:
-        """Carries out a transaction whole, or raises ``KernelRefusedError`` and leaves everything as it was."""
+        """Carries out a transaction whole, or raises ``KernelRefusedError`` and leaves everything as it was.
+
+        Raises ``OutcomeUnclearError`` where it may have been carried out nevertheless.
+        """
 
     def contents(self, family: Family) -> Contents:
         """Lists names in our table, never elements or rules. Raises ``KernelRefusedError``."""

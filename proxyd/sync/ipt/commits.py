@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from proxyd.ipt.objects import Placed, Table, Transaction
 from proxyd.ipt.saved import Contents
 from proxyd.kernel.ipt.rules import IptRules, RulesLockedError
-from proxyd.kernel.refused import KernelRefusedError
+from proxyd.kernel.refused import KernelRefusedError, OutcomeUnclearError
 from proxyd.model import Family
 from proxyd.sync.stopwatch import Stopwatch
 
@@ -47,18 +47,22 @@ class RuleCommits:
             return self._kernel.jumps()
 
     def write(self, *transactions: Transaction) -> None:
-        """Carries transactions out, in one call. Raises ``KernelRefusedError``."""
+        """Carries transactions out, in one call. Raises ``KernelRefusedError``; nothing has changed then.
+
+        Raises ``OutcomeUnclearError`` where some of it may have been written.
+        """
         self.stream(transactions)
 
     def stream(self, transactions: Iterable[Transaction]) -> None:
         """As ``write``, with transactions that are made while the call runs."""
-        operations, rules = 0, Counter[Table]()
+        operations, rules, tables = 0, Counter[Table](), set[Table]()
 
         def counted() -> Iterator[Transaction]:
             nonlocal operations
             for each in transactions:
                 operations += each.size
                 rules.update(_rules(each))
+                tables.update(_tables(each))
                 yield each
 
         try:
@@ -67,13 +71,22 @@ class RuleCommits:
         except KernelRefusedError as error:
             self.refusals += 1
             self.locked += isinstance(error, RulesLockedError)
+            if len(tables) > 1 and not isinstance(error, OutcomeUnclearError):
+                # Each table is written whole or not at all, but one after the other.
+                raise OutcomeUnclearError(str(error)) from error
             raise
         self.operations += operations
         self.rules.update(rules)
 
 
+def _tables(transaction: Transaction) -> set[Table]:
+    t = transaction
+    chains = {each.table for each in t.chains} | {each.table for each in t.delete_chains}
+    return chains | {each.table for each in (*t.delete, *t.insert)}
+
+
 def _rules(transaction: Transaction) -> Counter[Table]:
     found = Counter(each.table for each in transaction.insert)
-    for chain in transaction.chains:
-        found[chain.table] += len(chain.rules)
+    for each in transaction.chains:
+        found[each.table] += len(each.rules)
     return found

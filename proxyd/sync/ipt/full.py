@@ -18,7 +18,7 @@ from proxyd.ipt.saved import Contents, is_chain, printed, unordered
 from proxyd.ipt.steps import removal
 from proxyd.ipt.style import Style
 from proxyd.kernel.ipt.rules import RulesLockedError
-from proxyd.kernel.refused import KernelRefusedError
+from proxyd.kernel.refused import KernelRefusedError, OutcomeUnclearError
 from proxyd.model import Family, NodeSettings, ServiceKey
 from proxyd.sync.ipt.commits import RuleCommits
 from proxyd.sync.order import FIRST, StoppedError, importance
@@ -74,7 +74,7 @@ class RuleWriter:
         self._services = services
         self._stopping = stopping
         self._progress = progress
-        self._there = _There(Contents(), commits.family)
+        self._seen: _There | None = None
 
     def write(self, keys: Iterable[ServiceKey], settings: NodeSettings, style_of: Callable[[int], Style]) -> Holdings:
         """Writes all rules. ``keys`` are all Services; ``style_of`` gives the style for a number of endpoints.
@@ -93,23 +93,32 @@ class RuleWriter:
         style = style_of(sum(_endpoints(each) for each in work.values()))
         holdings = Holdings(commits.family, settings)
         services.count_anew(concerned)
-        found = commits.contents()
-        self._there = _There(found, commits.family)
-        in_use = ChainName(Table.NAT, names.SERVICES) in found.chains
-        first = base(found, settings, style)
-        chains = tuple(each for each in first.chains if not self._there.has_chain(each))
-        if not in_use:
+        self._seen = None
+        self._write_base(settings, style)
+        self._load(holdings, work, style)
+        there = self._look()
+        if there.in_use and there.has_more(holdings, style):
+            self._replace_dispatch(holdings, style)
+        services.flows.all_written(concerned)
+        self._leave(there.found, holdings)
+        self._seen = None
+        return holdings
+
+    def _write_base(self, settings: NodeSettings, style: Style) -> None:
+        there = self._look()
+        first = base(there.found, settings, style)
+        chains = tuple(each for each in first.chains if not there.has_chain(each))
+        if not there.in_use:
             empty = dispatch_chains(settings, style)
             chains = (*(each for each in chains if (each.table, each.name) not in DISPATCH), *empty)
         if chains or first.insert:
-            commits.write(Transaction(commits.family, chains=chains, insert=first.insert))
-        self._load(holdings, work, style)
-        if in_use and self._there.has_more(holdings, style):
-            self._replace_dispatch(holdings, style)
-        services.flows.all_written(concerned)
-        self._leave(found, holdings)
-        self._there = _There(Contents(), commits.family)
-        return holdings
+            self._commits.write(Transaction(settings.family, chains=chains, insert=first.insert))
+
+    def _look(self) -> _There:
+        """What was there before this write or, where a call of it may have been written in part, after that."""
+        if self._seen is None:
+            self._seen = _There(self._commits.contents(), self._commits.family)
+        return self._seen
 
     def _load(self, holdings: Holdings, work: Work, style: Style) -> None:
         done = 0
@@ -158,12 +167,16 @@ class RuleWriter:
                     continue
                 records[key] = Record(each.forwarding, style)
                 counts.update(count(rules))
-                if (missing := self._there.missing(rules)).size:
+                if (missing := self._look().missing(rules)).size:
                     yield missing
 
         made = transactions()
         if (first := next(made, None)) is not None:
-            self._commits.stream(chain(self._declared(work), (first,), made))
+            try:
+                self._commits.stream(chain(self._declared(work), (first,), made))
+            except OutcomeUnclearError:
+                self._seen = None
+                raise
         holdings.take(records, counts)
 
     def _declared(self, work: Work) -> Iterator[Transaction]:
@@ -171,7 +184,7 @@ class RuleWriter:
         if len(work) == 1 or sum(map(_chains, work.values())) < _MANY:
             return
         forwardings = (each.forwarding for each in work.values() if each.forwarding is not None)
-        new = sorted(name for each in forwardings for name in chain_names(each) if not self._there.knows(name))
+        new = sorted(name for each in forwardings for name in chain_names(each) if not self._look().knows(name))
         for start in range(0, len(new), _PIECE):
             chains = tuple(Chain(Table.NAT, name) for name in new[start : start + _PIECE])
             yield Transaction(self._commits.family, chains=chains)
@@ -210,10 +223,11 @@ class RuleWriter:
 
 
 class _There:
-    """What was found before a full write, to be compared with what is wanted."""
+    """What was found in a full write, to be compared with what is wanted."""
 
     def __init__(self, found: Contents, family: Family) -> None:
-        self._found = found
+        self.found = found
+        self.in_use = ChainName(Table.NAT, names.SERVICES) in found.chains
         self._family = family
         self._dispatch = {name: frozenset(found.rules(name)) for name in (ChainName(*each) for each in DISPATCH)}
         self._unordered: dict[ChainName, frozenset[int]] = {}
@@ -238,18 +252,18 @@ class _There:
         return any(self._has_more(name, last[name], allowed[name]) for name in last)
 
     def _has_more(self, name: ChainName, last: list[str], allowed: list[str]) -> bool:
-        found = list(self._found.rules(name))
+        found = list(self.found.rules(name))
         if _fits(found, last, allowed):
             return False
         return not _fits(*(list(map(unordered, each)) for each in (found, last, allowed)))
 
     def knows(self, name: str) -> bool:
         """Whether there was a chain of a Service with this name."""
-        return ChainName(Table.NAT, name) in self._found.chains
+        return ChainName(Table.NAT, name) in self.found.chains
 
     def has_chain(self, wanted: Chain) -> bool:
         """Whether a chain was there, with the rules that it is to have."""
-        found = self._found.chains.get(ChainName(wanted.table, wanted.name))
+        found = self.found.chains.get(ChainName(wanted.table, wanted.name))
         return found is not None and is_chain(found, wanted, self._family)
 
     def _has_rule(self, placed: Placed) -> bool:

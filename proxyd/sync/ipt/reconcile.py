@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Set
 
 import msgspec
 
@@ -18,6 +18,7 @@ from proxyd.ipt.render import ServiceRules, render_service
 from proxyd.ipt.steps import steps
 from proxyd.ipt.style import Style
 from proxyd.kernel.ipt.rules import IptRules
+from proxyd.kernel.refused import KernelRefusedError, OutcomeUnclearError
 from proxyd.model import Family, NodeSettings, ServiceKey
 from proxyd.nft.drift import Drift
 from proxyd.sync.ipt.commits import RuleCommits
@@ -98,10 +99,7 @@ class IptReconciler(Reconciler[Holdings]):
         if settings != self.settings:
             self._write_settings(held, all_keys, settings)
         self._owed = self.concerned = self._services.desired.concerned(self._owed)
-        if self._owed:
-            # In order, so that what is written does not depend on the process.
-            self._change(held, sorted(self._owed), settings)
-        self._owed = set()
+        self._write_owed(held, settings)
 
     def _write_settings(self, held: Holdings, all_keys: AllKeys, settings: NodeSettings) -> None:
         """Other addresses take node ports: one of the chains that Services share, and the flows of those that have any."""
@@ -109,13 +107,15 @@ class IptReconciler(Reconciler[Holdings]):
         held.settings = self.settings = settings
         self._rewrite(held, {(Table.NAT, names.SERVICES)})
 
-    def _change(self, held: Holdings, keys: Iterable[ServiceKey], settings: NodeSettings) -> None:
+    def _change(self, held: Holdings, keys: Set[ServiceKey], settings: NodeSettings) -> None:
         services, style = self._services, self._style_for(self.tally.total.endpoints)
 
         def make(forwarding: Forwarding) -> ServiceRules:
             return render_service(forwarding, settings, style)
 
-        work: dict[ServiceKey, Worked[ServiceRules]] = {key: services.work_out(key, settings, make) for key in keys}
+        # In order, so that what is written does not depend on the process.
+        in_order = sorted(keys)
+        work: dict[ServiceKey, Worked[ServiceRules]] = {key: services.work_out(key, settings, make) for key in in_order}
         plan = held.plan({key: each.forwarding for key, each in work.items() if not each.failed}, style)
         self._carry_out(plan.transaction)
         held.confirm(plan)
@@ -139,8 +139,14 @@ class IptReconciler(Reconciler[Holdings]):
         self._carry_out(Transaction(self.family, chains=tuple(chains), insert=(*jumps, *insert)))
 
     def _carry_out(self, transaction: Transaction) -> None:
-        for step in steps(transaction, self._commits.batch) if transaction.size else ():
-            self._commits.write(step)
+        """Raises ``KernelRefusedError``, with nothing changed; ``OutcomeUnclearError`` where some of it may be."""
+        for number, step in enumerate(steps(transaction, self._commits.batch) if transaction.size else ()):
+            try:
+                self._commits.write(step)
+            except KernelRefusedError as error:
+                if number:
+                    raise OutcomeUnclearError(str(error)) from error
+                raise
 
     def _own_chains(self, settings: NodeSettings) -> tuple[Chain, ...]:
         """All chains that belong to no Service, without rules of Services."""

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
-from proxyd.kernel.refused import KernelRefusedError
 from proxyd.model import Family, NodeSettings, ServiceKey
 from proxyd.nft.delta import NODE, Holdings
 from proxyd.nft.fixed import base_chains, generation_chains, node_port_elements
@@ -54,11 +53,11 @@ class FullWriter:
         self._stopping = stopping
         self._progress = progress
 
-    def write(self, keys: Iterable[ServiceKey], settings: NodeSettings) -> Written:
+    def write(self, keys: Iterable[ServiceKey], settings: NodeSettings) -> Written | None:
         """Writes a new generation and switches to it. With nothing of ours there, it is in use from the first commit.
 
-        ``keys`` are all Services. Raises ``KernelRefusedError``, with what was in use before still in use, and
-        ``StoppedError``.
+        ``keys`` are all Services. Gives None where the generation may have more than was accepted. Raises
+        ``KernelRefusedError``, with what was in use before still in use, and ``StoppedError``.
         """
         commits, desired = self._commits, self._services.desired
         old = commits.contents()
@@ -74,16 +73,18 @@ class FullWriter:
             self._declare(written, settings, switch if in_use else ())
             concerned = desired.concerned(keys)
             self._progress(commits.family, 0, len(concerned))
-            self._load(written, sorted(concerned, key=importance), settings)
+            in_doubt = self._load(written, sorted(concerned, key=importance), settings)
             if not in_use:
                 commits.write(Transaction(commits.family, chains=switch))
-        except KernelRefusedError:
+        except StoppedError:
+            raise
+        except Exception:  # a fault of ours leaves as much behind as a refusal
             if not in_use:
                 self._leftovers.abandon(written.layout)
             raise
         self._leftovers.switched(generation, old, switch)
         self._services.flows.all_written(concerned)
-        return written
+        return None if in_doubt else written
 
     def _declare(self, written: Written, settings: NodeSettings, base: tuple[Chain, ...]) -> None:
         layout, holdings = written
@@ -100,8 +101,11 @@ class FullWriter:
         )
         holdings.confirm(plan)
 
-    def _load(self, written: Written, keys: list[ServiceKey], settings: NodeSettings) -> None:
-        """Writes Services in commits that are each complete, the most important ones first."""
+    def _load(self, written: Written, keys: list[ServiceKey], settings: NodeSettings) -> bool:
+        """Writes Services in commits that are each complete, the most important ones first.
+
+        Gives whether the kernel may have something of those that it refused.
+        """
         layout, holdings = written
         self._services.count_anew(keys)
         splitting = Splitting(self._services)
@@ -126,6 +130,7 @@ class FullWriter:
                 self._services.settled(here, settings)
                 done += len(work)
                 self._progress(layout.family, done, len(keys))
+        return splitting.in_doubt
 
     def _chunks(self, layout: Layout, keys: list[ServiceKey], settings: NodeSettings) -> Iterator[Work]:
         work: Work = {}

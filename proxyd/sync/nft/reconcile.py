@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Set
 
 from proxyd.desired.services import Lookup
 from proxyd.kernel.nft.ruleset import Ruleset
@@ -65,7 +65,7 @@ class NftReconciler(Reconciler[Written]):
     def _can_change(self, settings: NodeSettings) -> bool:  # noqa: ARG002 - whatever they are
         return True
 
-    def _write_all(self, keys: list[ServiceKey], settings: NodeSettings) -> Written:
+    def _write_all(self, keys: list[ServiceKey], settings: NodeSettings) -> Written | None:
         return self._full.write(keys, settings)
 
     def _write_changes(self, held: Written, all_keys: AllKeys, settings: NodeSettings) -> None:
@@ -73,21 +73,20 @@ class NftReconciler(Reconciler[Written]):
         if settings != self.settings:
             self._owed.update(desired.affected(self.settings, settings, all_keys()))
         self._owed = self.concerned = desired.concerned(self._owed)
-        if self._owed or settings != self.settings:
-            self._change(held, self._owed, settings)
-        self.settings, self._owed = settings, set()
+        self._write_owed(held, settings)
 
-    def _change(self, held: Written, keys: Iterable[ServiceKey], settings: NodeSettings) -> None:
+    def _change(self, held: Written, keys: Set[ServiceKey], settings: NodeSettings) -> None:
         services, (layout, holdings) = self._services, held
         changes: Changes = {}
         if settings != self.settings:
             changes[NODE] = node_objects(layout, settings)
         # In order, so that what is written does not depend on the process.
-        owed = sorted(keys)
-        work = {key: services.work_out(key, settings, lambda made: render_service(made, layout)) for key in owed}
+        in_order = sorted(keys)
+        work = {key: services.work_out(key, settings, lambda made: render_service(made, layout)) for key in in_order}
         changes.update((key, each.objects) for key, each in work.items() if not each.failed)
         self._commits.change(holdings, changes)
         services.settled(work, settings)
+        self.settings = settings
 
     def _repair(self, held: Written, drift: Drift) -> None:
         self._commits.write(repair(drift, held.holdings, held.layout))
