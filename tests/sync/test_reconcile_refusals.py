@@ -33,6 +33,22 @@ def test_a_refused_transaction_is_followed_by_a_full_sync_that_serves_all(rulese
     assert ruleset.listings > 1
 
 
+def test_where_only_what_goes_last_is_refused_everything_is_written_anew(ruleset: FakeRuleset) -> None:
+    world = World(*cluster("a", "b", endpoints=0), ruleset=ruleset)
+    world.sync()
+    ruleset.refuse_if(lambda each: each.delete_elements != () and each.add_elements == ())
+    world.put(*cluster("a"))
+    world.sync()
+    assert served(world, 1)
+    assert generations(world) == {1, 2}
+    assert not world.quarantined()
+    ruleset.recover()
+    world.settle()
+    world.put(build.endpoint_slice("a"))
+    world.sync()
+    assert (world.reaches("10.96.0.1"), world.reaches("10.96.0.2")) == (even("reject"), even("reject"))
+
+
 def test_rules_changed_by_a_stranger_are_written_anew(ruleset: FakeRuleset) -> None:
     world = World(*cluster("a", "b"), ruleset=ruleset)
     world.sync()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from proxyd.kernel.nft.ruleset import Contents, Ruleset
-from proxyd.kernel.refused import KernelRefusedError
+from proxyd.kernel.refused import KernelRefusedError, OutcomeUnclearError
 from proxyd.model import Family, ServiceKey
 from proxyd.nft.delta import Holdings
 from proxyd.nft.objects import Transaction
@@ -36,13 +36,16 @@ class Commits:
     def change(self, holdings: Holdings, changes: Changes) -> None:
         """Writes Services as they are to be (None: gone).
 
-        Raises ``KernelRefusedError``: Services that are new are not served then, of others everything is in doubt.
+        Raises ``KernelRefusedError``, and all is served as before then; ``OutcomeUnclearError`` where it may not be.
         """
         plan = holdings.plan(changes)
         self.write(plan.before)
         holdings.confirm_before(plan)
         self.write(plan.transaction)
-        self.write(plan.after)
+        try:
+            self.write(plan.after)
+        except KernelRefusedError as error:
+            raise OutcomeUnclearError(str(error)) from error
         holdings.confirm(plan)
 
     def write(self, transaction: Transaction) -> None:
