@@ -7,8 +7,6 @@ import time
 import pytest
 
 from proxyd.model import Family, Reason, Service
-from proxyd.nft.objects import Transaction
-from proxyd.sync import loop as loop_module
 from proxyd.sync.splitting import QUARANTINED_AT_MOST
 from tests import build
 from tests.sync.looping import SERVED, SLICES, V4, V6, WEB, both_families, running
@@ -129,61 +127,6 @@ def test_an_internal_error_about_one_service_is_a_finding_and_no_failure() -> No
         daemon.until(lambda: bool(daemon.loop.status.findings))
         assert daemon.status().last_error == ""
     assert {(each.object, each.reason) for each in daemon.observer.findings} == {("default/bad", Reason.INTERNAL_ERROR)}
-
-
-# Cleanup
-
-
-def test_unused_chains_are_deleted_when_it_is_quiet() -> None:
-    with running(WEB, *SLICES) as daemon:
-        daemon.until(lambda: daemon.serves(*SERVED))
-        daemon.put(build.endpoint_slice("web", "10.244.1.1", "10.244.1.2", "10.244.1.3"))
-        daemon.until(lambda: "g1/lb-tcp-2" not in daemon.ruleset.contents(V4).chains)
-        assert daemon.serves("10.96.0.1", "10.244.1.1", "10.244.1.2", "10.244.1.3")
-    assert daemon.observer.cleanups_failed == []
-
-
-def test_a_failed_cleanup_is_counted_and_tried_again_and_costs_no_traffic() -> None:
-    with running(WEB, *SLICES) as daemon:
-        daemon.until(lambda: daemon.serves(*SERVED))
-        daemon.ruleset.refuse_if(lambda transaction: bool(transaction.delete_chains))
-        daemon.put(build.endpoint_slice("web", "10.244.1.1", "10.244.1.2", "10.244.1.3"))
-        daemon.until(lambda: len(daemon.observer.cleanups_failed) >= 2)
-        assert daemon.status().last_error == ""
-        assert daemon.serves("10.96.0.1", "10.244.1.1", "10.244.1.2", "10.244.1.3")
-        daemon.ruleset.recover()
-        daemon.until(lambda: "g1/lb-tcp-2" not in daemon.ruleset.contents(V4).chains)
-    assert set(daemon.observer.cleanups_failed) == {V4}
-
-
-def test_an_unforeseen_error_in_cleanup_does_not_end_the_loop() -> None:
-    def fails(transaction: Transaction) -> bool:
-        if transaction.delete_chains:
-            raise RuntimeError("no such thing was foreseen")
-        return False
-
-    with running(WEB, *SLICES) as daemon:
-        daemon.until(lambda: daemon.serves(*SERVED))
-        daemon.ruleset.refuse_if(fails)
-        daemon.put(build.endpoint_slice("web", "10.244.1.1", "10.244.1.2", "10.244.1.3"))
-        daemon.until(lambda: bool(daemon.observer.cleanups_failed))
-        daemon.ruleset.recover()
-        daemon.put(build.endpoint_slice("web", "10.244.1.1"))
-        daemon.until(lambda: daemon.serves("10.96.0.1", "10.244.1.1"))
-
-
-def test_unused_objects_go_even_if_it_is_never_quiet(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loop_module, "CLEANUP_AFTER", 3600.0)
-    with running(WEB, *SLICES) as daemon:
-        daemon.until(lambda: daemon.serves(*SERVED))
-        daemon.put(build.endpoint_slice("web", "10.244.1.1", "10.244.1.2", "10.244.1.3"))
-        numbers = iter(range(1, 200))
-
-        def changing() -> bool:
-            daemon.put(build.endpoint_slice("web", "10.244.1.1", "10.244.1.2", f"10.244.4.{next(numbers)}"))
-            return "g1/lb-tcp-2" not in daemon.ruleset.contents(V4).chains
-
-        daemon.until(changing)
 
 
 # Quarantine

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 from proxyd.kernel.nft.ruleset import Contents, Ruleset
 from proxyd.kernel.refused import KernelRefusedError
 from proxyd.model import Family, ServiceKey
@@ -39,7 +41,7 @@ class Commits:
         self.write(Transaction(self.family, chains=plan.new_chains))
         holdings.confirm_chains(plan.new_chains)
         self.write(plan.transaction)
-        holdings.confirm(plan)
+        holdings.confirm(plan, time.monotonic())
 
     def write(self, transaction: Transaction) -> None:
         """Carries a transaction out. Raises ``KernelRefusedError``."""
