@@ -145,7 +145,9 @@ class FamilySync:
     @property
     def due_at(self) -> float | None:
         """When there is something to do although nothing changes (monotonic seconds), None where there is not."""
-        all_due = (self.retry_at, self._repair_at, self._retry_quarantined_at)
+        if self.retry_at is not None:
+            return self.retry_at  # until then, nothing else is done either
+        all_due = (self._repair_at, self._retry_quarantined_at)
         return min((at for at in all_due if at is not None), default=None)
 
     @property

@@ -7,10 +7,12 @@ import time
 import pytest
 
 from proxyd.model import Family, Reason, Service
+from proxyd.sync import family as family_module
+from proxyd.sync.family import FamilySync
 from proxyd.sync.splitting import QUARANTINED_AT_MOST
 from tests import build
-from tests.sync.looping import SERVED, SLICES, V4, V6, WEB, both_families, running
-from tests.world import Object
+from tests.sync.looping import SERVED, SLICES, TIMING, V4, V6, WEB, Recorder, both_families, edit_and_wait, running
+from tests.world import Object, World
 
 pytestmark = pytest.mark.usefixtures("quick")
 
@@ -127,6 +129,41 @@ def test_an_internal_error_about_one_service_is_a_finding_and_no_failure() -> No
         daemon.until(lambda: bool(daemon.loop.status.findings))
         assert daemon.status().last_error == ""
     assert {(each.object, each.reason) for each in daemon.observer.findings} == {("default/bad", Reason.INTERNAL_ERROR)}
+
+
+# Retries
+
+
+def test_an_edit_during_a_retry_does_not_keep_the_loop_busy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(family_module, "RETRY_FIRST", 7200.0)
+    monkeypatch.setattr(family_module, "RETRY_LONGEST", 7200.0)
+    with running(WEB, *SLICES, timing=TIMING._replace(sync_period=7200.0)) as daemon:
+        daemon.until(lambda: len(daemon.observer.passes) == 2)
+        daemon.ruleset.refuse_family(V4)
+        daemon.put(build.endpoint_slice("web", "10.244.1.3"))
+        daemon.until(lambda: bool(daemon.status().last_error))
+        assert all(timeout is not None and timeout > 0 for timeout in edit_and_wait(daemon))
+
+
+def test_a_family_that_waits_for_its_retry_has_nothing_else_to_do() -> None:
+    world = World(build.service("web"), build.endpoint_slice("web", "10.244.1.1"))
+    family = FamilySync(world.reconciler, lambda *_: world.settings, Recorder(), sync_period=0.0, cleanup_after=1.0)
+
+    def one_pass() -> None:
+        family.owe(world.store.take().services, 0.0, ())
+        family.sync(world.store.keys, None)
+
+    world.ruleset.refuse_if(lambda t: any("10.96.0.2 " in each.key for each in t.add_elements))
+    world.put(build.service("two", ip="10.96.0.2"), build.endpoint_slice("two", "10.244.2.1"))
+    one_pass()
+    quarantine_ends = family.due_at
+    assert family.status.quarantined == (build.key("two"),)
+    world.ruleset.refuse_family(V4)
+    world.put(build.endpoint_slice("web", "10.244.1.2"))
+    one_pass()
+    assert quarantine_ends is not None
+    assert family.retry_at is not None
+    assert quarantine_ends < family.retry_at == family.due_at
 
 
 # Quarantine
