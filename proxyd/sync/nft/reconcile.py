@@ -7,11 +7,13 @@ from collections.abc import Callable, Iterable
 
 from proxyd.desired.services import Lookup
 from proxyd.kernel.nft.ruleset import Ruleset
+from proxyd.kernel.refused import KernelRefusedError
 from proxyd.model import Family, NodeSettings, ServiceKey
 from proxyd.nft.delta import NODE, Holdings
 from proxyd.nft.drift import Drift
 from proxyd.nft.fixed import base_chains
 from proxyd.nft.layout import Layout
+from proxyd.nft.objects import Transaction
 from proxyd.nft.render import render_service
 from proxyd.nft.repair import repair
 from proxyd.sync.nft.commits import Changes, Commits
@@ -71,7 +73,14 @@ class NftReconciler(Reconciler[Written]):
         transaction = holdings.plan_cleanup(before)
         if transaction is None:
             return
-        self._commits.tidy(transaction)
+        try:
+            self._commits.tidy(transaction)
+        except KernelRefusedError:
+            # Some of them may be gone already, and then all would be refused for ever.
+            there = self._commits.contents().chains
+            gone = tuple(name for name in transaction.delete_chains if name not in there)
+            holdings.confirm_cleanup(Transaction(self.family, delete_chains=gone))
+            raise
         holdings.confirm_cleanup(transaction)
 
     def _can_change(self, settings: NodeSettings) -> bool:  # noqa: ARG002 - whatever they are
