@@ -33,7 +33,7 @@ from proxyd.serve.iptables_metrics import AccountedPackets
 from proxyd.serve.report import Detected
 from proxyd.sync.family import FamilyRules
 from proxyd.sync.ipt.reconcile import IptReconciler
-from proxyd.sync.loop import SHARE
+from proxyd.sync.loop import CLEANUP_AFTER, SHARE
 from proxyd.sync.nft.reconcile import NftReconciler
 
 # Overrules the choice of a backend: nft or legacy.
@@ -89,7 +89,7 @@ def _nftables(families: Sequence[Family], parts: Parts) -> Mode:
     nft = LibNftables()
     lookup, stopping, progress, clean_flows, _ = parts
     return Mode(
-        rules=[NftReconciler(family, nft, lookup, stopping, progress, clean_flows) for family in families],
+        rules=[NftReconciler(each, nft, lookup, stopping, progress, clean_flows, CLEANUP_AFTER) for each in families],
         predecessors=predecessors(families),
         watch=lambda drifted: Notifications(lambda: nft.port, drifted),
         nftables=nft.version,

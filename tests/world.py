@@ -133,9 +133,11 @@ class World(AnyWorld):
         family: Family = Family.IPV4,
         ruleset: FakeRuleset | None = None,
         clean_flows: Callable[[Family, Mapping[FrontendKey, Live]], None] | None = None,
+        grace: float = 0.0,
         **settings: Any,
     ) -> None:
         super().__init__(*objects, family=family, **settings)
+        self.grace = grace
         self.ruleset = ruleset if ruleset is not None else FakeRuleset()
         self.clean_flows = clean_flows or (lambda _, changed: self.cleaned.append(dict(changed)))
         self.restart()
@@ -147,6 +149,7 @@ class World(AnyWorld):
             self.store.service,
             lambda: self.stopped,
             clean_flows=self.clean_flows,
+            grace=self.grace,
         )
 
     def outcomes(self, packet: Packet, host: Host) -> Outcomes:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from math import inf
 from typing import TypeVar
 
 import msgspec
@@ -74,7 +75,8 @@ class Holdings:
         self._element_uses: Counter[Element] = Counter()
         self._chain_uses: Counter[str] = Counter()
         self._chains: dict[str, Chain] = {}
-        self._unused: set[str] = set()
+        # Since when nothing has used a chain, 0 where nothing ever did.
+        self._unused: dict[str, float] = {}
         # Whose a frontend is. The texts are those of elements, so an entry costs two references.
         self._owners: dict[str, ServiceKey] = {}
 
@@ -96,10 +98,10 @@ class Holdings:
         """Takes over the chains of a plan whose first transaction has succeeded. Nothing uses them yet."""
         for chain in plan.before.chains:
             self._chains[chain.name] = chain
-            self._unused.add(chain.name)
+            self._unused.setdefault(chain.name, 0.0)
 
-    def confirm(self, plan: Plan) -> None:
-        """Takes over a plan whose transactions have all succeeded."""
+    def confirm(self, plan: Plan, at: float = 0.0) -> None:
+        """Takes over a plan whose transactions have all succeeded; ``at`` is when (of any clock)."""
         for key in plan.records:
             for frontend in _frontends(self._records.pop(key, None)):
                 if self._owners.get(frontend) == key:
@@ -113,9 +115,9 @@ class Holdings:
         self._chains.update(plan.chains)
         for name in plan.chain_uses:
             if name in self._chain_uses:
-                self._unused.discard(name)
+                self._unused.pop(name, None)
             elif name in self._chains:
-                self._unused.add(name)
+                self._unused[name] = at
 
     def owner(self, container: str, key: str) -> ServiceKey | None:
         """The Service that has the frontend that an element is about, whether it has the element or not."""
@@ -142,19 +144,18 @@ class Holdings:
         """What the kernel should hold as this chain."""
         return self._chains.get(name)
 
-    def plan_cleanup(self) -> Transaction | None:
-        """A transaction that deletes chains no longer used, None if there are none.
+    def plan_cleanup(self, before: float = inf) -> Transaction | None:
+        """A transaction that deletes chains that nothing has used since ``before``, None if there are none.
 
         Apart and later, since older kernels (before 6.2) hold on to a chain for a moment after its last reference.
         """
-        if not self._unused:
-            return None
-        return Transaction(self.family, delete_chains=tuple(sorted(self._unused, key=_callers_first)))
+        unused = [name for name, since in self._unused.items() if since <= before]
+        return Transaction(self.family, delete_chains=tuple(sorted(unused, key=_callers_first))) if unused else None
 
     def confirm_cleanup(self, transaction: Transaction) -> None:
         """Takes over a cleanup that has succeeded."""
         for name in transaction.delete_chains:
-            self._unused.discard(name)
+            self._unused.pop(name, None)
             self._chains.pop(name, None)
 
 

@@ -94,23 +94,31 @@ class FamilyRules(Protocol):
         """Has the next pass undo what others did: in the places of ``drift``, or by writing everything."""
 
     def cleanup(self) -> None:
-        """Deletes what nothing uses any more. Raises ``KernelRefusedError``; it is then owed as before."""
+        """Deletes what nothing uses any more; what was in use just now may stay, and is owed as before.
+
+        Raises ``KernelRefusedError``; what is still there is owed as before.
+        """
 
 
 class FamilySync:
     """Runs the passes of one family and keeps its status. Used by the sync thread only; ``status`` is replaced whole."""
 
     def __init__(
-        self, reconciler: FamilyRules, settings_of: SettingsOf, observer: Observer, sync_period: float
+        self,
+        reconciler: FamilyRules,
+        settings_of: SettingsOf,
+        observer: Observer,
+        sync_period: float,
+        cleanup_after: float,
     ) -> None:
         self.status = FamilyStatus(reconciler.family)
         self.reconciler = reconciler
         # When the next attempt is due although nothing changes (monotonic seconds), None where nothing is owed.
         self.retry_at: float | None = None
-        self.cleanup_failed = False
         self._settings_of = settings_of
         self._observer = observer
         self._sync_period = sync_period
+        self._cleanup_after = cleanup_after
         self._longest = min(RETRY_LONGEST, sync_period)
         self._delay = 0.0
         self._failure = ""
@@ -120,7 +128,11 @@ class FamilySync:
         self._received: list[Received] = []
         self._since: float | None = None
         self._retry_quarantined_at: float | None = None
+        # Since when something has been left that nothing uses, whether its deletion was tried in vain, and when there was
+        # last something to do.
         self._cleanup_owed_since: float | None = None
+        self._cleanup_failed = False
+        self._idle_since = 0.0
         # What others did: to be undone when its time has come, and handed over for that but not known to be undone.
         self._drift: Drift | None = None
         self._mending: Drift | None = None
@@ -133,14 +145,24 @@ class FamilySync:
     @property
     def due_at(self) -> float | None:
         """When there is something to do although nothing changes (monotonic seconds), None where there is not."""
-        all_due = (self.retry_at, self._repair_at, self._retry_quarantined_at)
+        if self.retry_at is not None:
+            return self.retry_at  # until then, nothing else is done either
+        all_due = (self._repair_at, self._retry_quarantined_at)
         return min((at for at in all_due if at is not None), default=None)
 
     @property
-    def cleanup_overdue(self) -> bool:
-        """Whether unused objects have waited so long for a quiet moment that they should go without one."""
+    def cleanup_at(self) -> float | None:
+        """When unused objects are to be deleted if nothing changes until then (monotonic seconds), None without any."""
+        overdue_at = self.cleanup_overdue_at
+        if overdue_at is None or self._cleanup_failed:
+            return overdue_at
+        return min(self._idle_since + self._cleanup_after, overdue_at)
+
+    @property
+    def cleanup_overdue_at(self) -> float | None:
+        """When they have waited so long for a quiet moment that they are to go without one."""
         since = self._cleanup_owed_since
-        return since is not None and not self.cleanup_failed and time.monotonic() - since >= self._sync_period
+        return since + self._sync_period if since is not None else None
 
     def drifted(self, drift: Drift, at: float) -> None:
         """Takes notice of a foreign change to our table, seen at that time (monotonic seconds).
@@ -209,6 +231,7 @@ class FamilySync:
             log.exception("a pass failed", ip_family=reconciler.family)
             reconciler.forget()
             error = f"internal error: {unforeseen!r}"
+        self._look_for_unused()
         ended = time.monotonic()
         if not error and reconciler.rewritten:
             # Whatever was noticed before the pass is undone too.
@@ -266,21 +289,28 @@ class FamilySync:
         self.status = msgspec.structs.replace(self.status, writing=writing)
 
     def cleanup(self) -> None:
-        """Deletes from the kernel what nothing uses any more; a failure is counted and leaves it owed."""
+        """Deletes from the kernel what nothing uses any more; a failure is counted. What is left waits like what is new."""
+        error = ""
         try:
             self.reconciler.cleanup()
-            self.cleanup_failed = False
-            self._cleanup_owed_since = None
-        except KernelRefusedError as error:
-            self._cleanup_failed(str(error))
+        except KernelRefusedError as refused:
+            error = str(refused)
         except Exception as unforeseen:  # nothing that is merely left over may end the sync thread
             log.exception("a cleanup failed", ip_family=self.reconciler.family)
-            self._cleanup_failed(f"internal error: {unforeseen!r}")
+            error = f"internal error: {unforeseen!r}"
+        if error:
+            self._observer.cleanup_failed(self.reconciler.family)
+            log.warning("unused objects not deleted", ip_family=self.reconciler.family, error=error)
+        self._cleanup_failed, self._cleanup_owed_since = bool(error), None
+        self._look_for_unused()
 
-    def _cleanup_failed(self, error: str) -> None:
-        self.cleanup_failed = True
-        self._observer.cleanup_failed(self.reconciler.family)
-        log.warning("unused objects not deleted", ip_family=self.reconciler.family, error=error)
+    def _look_for_unused(self) -> None:
+        """To be called after whatever may have left something, or deleted it."""
+        self._idle_since = time.monotonic()
+        if not self.reconciler.cleanup_owed:
+            self._cleanup_failed, self._cleanup_owed_since = False, None
+        elif self._cleanup_owed_since is None:
+            self._cleanup_owed_since = self._idle_since
 
     def _failed(self, result: PassResult) -> None:
         self._delay = min(max(RETRY_FIRST, self._delay * 2), self._longest)
@@ -308,8 +338,6 @@ class FamilySync:
             self._mending = None
 
     def _succeeded(self, result: PassResult) -> None:
-        if self._cleanup_owed_since is None and self.reconciler.cleanup_owed:
-            self._cleanup_owed_since = time.monotonic()
         self._since, self.retry_at, self._delay = None, None, 0.0
         before, self.status = self.status, self._status(time.monotonic(), time.time(), result)
         if not self.status.quarantined:

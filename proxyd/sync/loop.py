@@ -25,7 +25,8 @@ log = structlog.get_logger("proxyd.sync")
 # Under churn syncing may take this share of one core, unless the mode says otherwise: after a pass of t seconds the next
 # one waits t * (1/share - 1).
 SHARE = 0.25
-# Objects that nothing uses any more are deleted when no change has come for this long (seconds).
+# Objects that nothing uses any more are deleted when no change has come for this long (seconds); under constant change
+# after syncPeriod, but never those that were in use within this time.
 CLEANUP_AFTER = 1.0
 
 
@@ -33,7 +34,7 @@ class Timing(NamedTuple):
     """Seconds: the longest that a change may wait, the longest between retries, how long to wait for the Node at start.
 
     ``pod_range_wait``: and for its podCIDRs, while rules of an earlier run serve. ``share``: how much of one core syncing
-    may take under churn.
+    may take under churn. ``cleanup_after``: how long no change must have come before what nothing uses is deleted.
     """
 
     min_sync_period: float = 1.0
@@ -41,6 +42,7 @@ class Timing(NamedTuple):
     node_wait: float = 10.0
     pod_range_wait: float = 30.0
     share: float = SHARE
+    cleanup_after: float = CLEANUP_AFTER
 
 
 class SyncLoop:
@@ -56,7 +58,9 @@ class SyncLoop:
         mode: str = "nftables",
         more_findings: Callable[[], Iterable[Finding]] = tuple,
     ) -> None:
-        self._families = [FamilySync(each, settings_of, observer, timing.sync_period) for each in reconcilers]
+        self._families = [
+            FamilySync(each, settings_of, observer, timing.sync_period, timing.cleanup_after) for each in reconcilers
+        ]
         self.status = Status(mode, tuple(each.status for each in self._families))
         self.history = History()
         self._store = store
@@ -98,13 +102,11 @@ class SyncLoop:
                 each.drifted(*drifts[each.reconciler.family])
         if changed:
             self._observer.queued()
-        if changed or self._due_in() == 0:
+        quiet = not changed and self._due_in() != 0
+        if not quiet:
             self._pass(self._store.take())
-            for each in self._families:
-                if each.cleanup_overdue:
-                    each.cleanup()
-        elif not self._stop.is_set():
-            self._cleanup()
+        if not self._stop.is_set():
+            self._cleanup(quiet=quiet)
 
     def _wait_complete(self) -> bool:
         """Waits for the first complete lists, and a little for the Node; gives False where stopped meanwhile."""
@@ -163,16 +165,11 @@ class SyncLoop:
 
     def _due_in(self) -> float | None:
         """Seconds until a family has to be looked at again although nothing changes, None where none has."""
-        due = [each.due_at for each in self._families if each.due_at is not None]
-        return max(0.0, min(due) - time.monotonic()) if due else None
+        return _seconds_until(each.due_at for each in self._families)
 
     def _patience(self) -> float | None:
         """How long to wait for a change: until the retry, the cleanup, or for ever."""
-        owing = [each for each in self._families if each.reconciler.cleanup_owed]
-        waits = [self._timing.sync_period if each.cleanup_failed else CLEANUP_AFTER for each in owing]
-        if (due_in := self._due_in()) is not None:
-            waits.append(due_in)
-        return min(waits, default=None)
+        return _seconds_until(at for each in self._families for at in (each.due_at, each.cleanup_at))
 
     def _pass(self, changes: Changes, events: tuple[Event, ...] = ()) -> None:
         started = time.monotonic()
@@ -204,9 +201,10 @@ class SyncLoop:
         waits = [each.seconds for each in writes] or [monotonic - (changes.since or monotonic)]
         self.history.record(now, now - max(waits), events, changes.more_events, services, writes)
 
-    def _cleanup(self) -> None:
+    def _cleanup(self, *, quiet: bool) -> None:
+        """Deletes what nothing uses any more, where it is time for that."""
         for each in self._families:
-            if each.reconciler.cleanup_owed:
+            if _seconds_until([each.cleanup_at if quiet else each.cleanup_overdue_at]) == 0:
                 each.cleanup()
 
     def _publish(self, node: Node | None) -> None:
@@ -232,6 +230,12 @@ class SyncLoop:
                 told(self.status)
             except Exception:  # rules matter more than whoever is told of them
                 log.exception("fault in telling of new rules")
+
+
+def _seconds_until(times: Iterable[float | None]) -> float | None:
+    """Seconds until the first of these times (monotonic seconds), 0 where it has come, None where there is none."""
+    first = min((each for each in times if each is not None), default=None)
+    return max(0.0, first - time.monotonic()) if first is not None else None
 
 
 def _all_of(sets: Sequence[Set[ServiceKey]]) -> Set[ServiceKey]:

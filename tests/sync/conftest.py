@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from proxyd.sync import family, loop
+from proxyd.sync import family
 from tests.fakes.ruleset import FakeRuleset
 from tests.netns import MirroredRuleset, why_not
 
@@ -26,6 +26,5 @@ def ruleset(request: pytest.FixtureRequest) -> Iterator[FakeRuleset]:
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Has clean-up and retries follow at once."""
-    monkeypatch.setattr(loop, "CLEANUP_AFTER", 0.01)
+    """Has retries follow at once."""
     monkeypatch.setattr(family, "RETRY_FIRST", 0.01)

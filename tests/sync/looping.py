@@ -10,6 +10,7 @@ from typing import Any
 
 from proxyd.kube.store import Store
 from proxyd.model import FAMILIES, Cause, Family, Finding, Node, NodeSettings
+from proxyd.nft.drift import Drift
 from proxyd.sync.loop import SyncLoop, Timing
 from proxyd.sync.nft.reconcile import NftReconciler
 from proxyd.sync.status import FamilyStatus, PassResult
@@ -20,7 +21,9 @@ from tests.world import HOST, Object
 
 V4, V6 = FAMILIES
 SOON = 20.0
-TIMING = Timing(min_sync_period=0.01, sync_period=0.05, node_wait=SOON)
+TIMING = Timing(min_sync_period=0.01, sync_period=0.05, node_wait=SOON, cleanup_after=0.01)
+# It is never quiet: what nothing uses is deleted only because it has waited for long.
+NEVER_QUIET = TIMING._replace(cleanup_after=3600.0)
 
 
 class Recorder:
@@ -74,11 +77,15 @@ class Daemon:
         timing: Timing = TIMING,
         more: Callable[[], list[Finding]] = list,
         ruleset: FakeRuleset | None = None,
+        grace: float | None = None,
     ) -> None:
         self.store, self.ruleset, self.observer = store, ruleset or FakeRuleset(), Recorder()
         self.nodes: list[Node | None] = []
         self.trouble: dict[Family, Exception] = {}
-        reconcilers = [NftReconciler(each, self.ruleset, store.service, self.stopping) for each in FAMILIES]
+        grace = timing.cleanup_after if grace is None else grace
+        reconcilers = [
+            NftReconciler(each, self.ruleset, store.service, self.stopping, grace=grace) for each in FAMILIES
+        ]
         self.loop = SyncLoop(store, reconcilers, self.settings, self.observer, timing, more_findings=more)
         self.thread = threading.Thread(target=self.loop.run, name="sync")
         self.stopped = threading.Event()
@@ -127,15 +134,35 @@ class Daemon:
 
 @contextmanager
 def running(
-    *objects: Object, store: Store | None = None, timing: Timing = TIMING, more: Callable[[], list[Finding]] = list
+    *objects: Object,
+    store: Store | None = None,
+    timing: Timing = TIMING,
+    more: Callable[[], list[Finding]] = list,
+    grace: float | None = None,
 ) -> Iterator[Daemon]:
     """Runs a loop on a store with these objects; ends it whatever happens."""
-    daemon = Daemon(store if store is not None else build.store(build.node(), *objects), timing, more)
+    daemon = Daemon(store if store is not None else build.store(build.node(), *objects), timing, more, grace=grace)
     daemon.thread.start()
     try:
         yield daemon
     finally:
         daemon.stop()
+
+
+def edit_and_wait(daemon: Daemon) -> list[float | None]:
+    """Somebody edits our table, three times; gives how long the loop meant to wait each time it waited for a change."""
+    waits: list[float | None] = []
+    wait = daemon.store.wait
+
+    def noted(timeout: float | None) -> bool:
+        waits.append(timeout)
+        return wait(timeout)
+
+    daemon.store.wait = noted  # type: ignore[method-assign]
+    for number in range(1, 4):
+        daemon.loop.drifted(Drift(V4, "somebody edits", elements={("g1/nodeport-ips", "203.0.113.77"): False}))
+        daemon.until(lambda number=number: len(waits) >= number)  # type: ignore[misc]
+    return waits
 
 
 def both_families(name: str = "web", number: int = 1, endpoints: int = 2) -> list[Object]:

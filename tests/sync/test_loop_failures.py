@@ -7,12 +7,12 @@ import time
 import pytest
 
 from proxyd.model import Family, Reason, Service
-from proxyd.nft.objects import Transaction
-from proxyd.sync import loop as loop_module
+from proxyd.sync import family as family_module
+from proxyd.sync.family import FamilySync
 from proxyd.sync.splitting import QUARANTINED_AT_MOST
 from tests import build
-from tests.sync.looping import SERVED, SLICES, V4, V6, WEB, both_families, running
-from tests.world import Object
+from tests.sync.looping import SERVED, SLICES, TIMING, V4, V6, WEB, Recorder, both_families, edit_and_wait, running
+from tests.world import Object, World
 
 pytestmark = pytest.mark.usefixtures("quick")
 
@@ -131,59 +131,39 @@ def test_an_internal_error_about_one_service_is_a_finding_and_no_failure() -> No
     assert {(each.object, each.reason) for each in daemon.observer.findings} == {("default/bad", Reason.INTERNAL_ERROR)}
 
 
-# Cleanup
+# Retries
 
 
-def test_unused_chains_are_deleted_when_it_is_quiet() -> None:
-    with running(WEB, *SLICES) as daemon:
-        daemon.until(lambda: daemon.serves(*SERVED))
-        daemon.put(build.endpoint_slice("web", "10.244.1.1", "10.244.1.2", "10.244.1.3"))
-        daemon.until(lambda: "g1/lb-tcp-2" not in daemon.ruleset.contents(V4).chains)
-        assert daemon.serves("10.96.0.1", "10.244.1.1", "10.244.1.2", "10.244.1.3")
-    assert daemon.observer.cleanups_failed == []
+def test_an_edit_during_a_retry_does_not_keep_the_loop_busy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(family_module, "RETRY_FIRST", 7200.0)
+    monkeypatch.setattr(family_module, "RETRY_LONGEST", 7200.0)
+    with running(WEB, *SLICES, timing=TIMING._replace(sync_period=7200.0)) as daemon:
+        daemon.until(lambda: len(daemon.observer.passes) == 2)
+        daemon.ruleset.refuse_family(V4)
+        daemon.put(build.endpoint_slice("web", "10.244.1.3"))
+        daemon.until(lambda: bool(daemon.status().last_error))
+        assert all(timeout is not None and timeout > 0 for timeout in edit_and_wait(daemon))
 
 
-def test_a_failed_cleanup_is_counted_and_tried_again_and_costs_no_traffic() -> None:
-    with running(WEB, *SLICES) as daemon:
-        daemon.until(lambda: daemon.serves(*SERVED))
-        daemon.ruleset.refuse_if(lambda transaction: bool(transaction.delete_chains))
-        daemon.put(build.endpoint_slice("web", "10.244.1.1", "10.244.1.2", "10.244.1.3"))
-        daemon.until(lambda: len(daemon.observer.cleanups_failed) >= 2)
-        assert daemon.status().last_error == ""
-        assert daemon.serves("10.96.0.1", "10.244.1.1", "10.244.1.2", "10.244.1.3")
-        daemon.ruleset.recover()
-        daemon.until(lambda: "g1/lb-tcp-2" not in daemon.ruleset.contents(V4).chains)
-    assert set(daemon.observer.cleanups_failed) == {V4}
+def test_a_family_that_waits_for_its_retry_has_nothing_else_to_do() -> None:
+    world = World(build.service("web"), build.endpoint_slice("web", "10.244.1.1"))
+    family = FamilySync(world.reconciler, lambda *_: world.settings, Recorder(), sync_period=0.0, cleanup_after=1.0)
 
+    def one_pass() -> None:
+        family.owe(world.store.take().services, 0.0, ())
+        family.sync(world.store.keys, None)
 
-def test_an_unforeseen_error_in_cleanup_does_not_end_the_loop() -> None:
-    def fails(transaction: Transaction) -> bool:
-        if transaction.delete_chains:
-            raise RuntimeError("no such thing was foreseen")
-        return False
-
-    with running(WEB, *SLICES) as daemon:
-        daemon.until(lambda: daemon.serves(*SERVED))
-        daemon.ruleset.refuse_if(fails)
-        daemon.put(build.endpoint_slice("web", "10.244.1.1", "10.244.1.2", "10.244.1.3"))
-        daemon.until(lambda: bool(daemon.observer.cleanups_failed))
-        daemon.ruleset.recover()
-        daemon.put(build.endpoint_slice("web", "10.244.1.1"))
-        daemon.until(lambda: daemon.serves("10.96.0.1", "10.244.1.1"))
-
-
-def test_unused_objects_go_even_if_it_is_never_quiet(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loop_module, "CLEANUP_AFTER", 3600.0)
-    with running(WEB, *SLICES) as daemon:
-        daemon.until(lambda: daemon.serves(*SERVED))
-        daemon.put(build.endpoint_slice("web", "10.244.1.1", "10.244.1.2", "10.244.1.3"))
-        numbers = iter(range(1, 200))
-
-        def changing() -> bool:
-            daemon.put(build.endpoint_slice("web", "10.244.1.1", "10.244.1.2", f"10.244.4.{next(numbers)}"))
-            return "g1/lb-tcp-2" not in daemon.ruleset.contents(V4).chains
-
-        daemon.until(changing)
+    world.ruleset.refuse_if(lambda t: any("10.96.0.2 " in each.key for each in t.add_elements))
+    world.put(build.service("two", ip="10.96.0.2"), build.endpoint_slice("two", "10.244.2.1"))
+    one_pass()
+    quarantine_ends = family.due_at
+    assert family.status.quarantined == (build.key("two"),)
+    world.ruleset.refuse_family(V4)
+    world.put(build.endpoint_slice("web", "10.244.1.2"))
+    one_pass()
+    assert quarantine_ends is not None
+    assert family.retry_at is not None
+    assert quarantine_ends < family.retry_at == family.due_at
 
 
 # Quarantine

@@ -334,6 +334,42 @@ def test_a_chain_that_is_used_again_is_not_deleted(ruleset: FakeRuleset) -> None
     assert "g1/lb-tcp-3" not in contents.chains
 
 
+@pytest.mark.parametrize("done", [True, False], ids=["carried-out", "refused"])
+def test_a_cleanup_whose_outcome_was_unclear_is_finished_later(ruleset: FakeRuleset, done: bool) -> None:
+    world = World(*cluster("a", endpoints=2), ruleset=ruleset)
+    world.settle()
+    world.put(*cluster("a", endpoints=3))
+    world.sync()
+    (ruleset.unclear_if if done else ruleset.refuse_if)(lambda t: bool(t.delete_chains))
+    with pytest.raises(KernelRefusedError):
+        world.reconciler.cleanup()
+    ruleset.recover()
+    assert world.reconciler.cleanup_owed is not done
+    world.reconciler.cleanup()
+    assert not world.reconciler.cleanup_owed
+    assert "g1/lb-tcp-2" not in ruleset.contents(V4).chains
+    # What is known of the kernel is right again.
+    world.put(*cluster("a", endpoints=2))
+    world.sync()
+    assert not world.reconciler.rewritten
+    assert served(world, 1, 2)
+
+
+@pytest.mark.parametrize("restart", [False, True], ids=["chain", "generation"])
+def test_what_was_in_use_just_now_is_not_deleted(ruleset: FakeRuleset, restart: bool) -> None:
+    world = World(*cluster("a", endpoints=2), ruleset=ruleset, grace=3600.0)
+    world.sync()
+    before = ruleset.contents(V4).chains
+    if restart:
+        world.restart()
+    world.put(*cluster("a", endpoints=3))
+    world.sync()
+    world.reconciler.cleanup()
+    assert world.reconciler.cleanup_owed
+    assert before <= ruleset.contents(V4).chains
+    assert not any(t.delete_containers or t.delete_chains for t in ruleset.commits)
+
+
 def test_cleanup_deletes_external_chains_with_those_they_go_to(ruleset: FakeRuleset) -> None:
     world = World(*cluster("a", external_ips=("198.51.100.1",), affinity_seconds=30), ruleset=ruleset)
     world.settle()

@@ -299,6 +299,18 @@ def test_a_chain_is_deleted_by_cleanup_once_nothing_uses_it() -> None:
     assert holdings.plan_cleanup() is None
 
 
+def test_cleanup_can_leave_out_what_was_used_until_a_moment_ago() -> None:
+    holdings = Holdings(V4)
+    done(holdings, {WEB: chained(TWO), API: chained(THREE)})
+    holdings.confirm(holdings.plan({WEB: None}), at=10.0)
+    holdings.confirm(holdings.plan({API: None}), at=20.0)
+    assert holdings.plan_cleanup(before=9.0) is None
+    assert holdings.plan_cleanup(before=10.0) == Transaction(V4, delete_chains=(TWO.name,))
+    done(holdings, {API: chained(TWO)})
+    holdings.confirm(holdings.plan({API: None}), at=30.0)
+    assert holdings.plan_cleanup(before=20.0) == Transaction(V4, delete_chains=(THREE.name,))
+
+
 def test_an_unused_chain_that_is_needed_again_stays_as_it_is() -> None:
     holdings = Holdings(V4)
     done(holdings, {WEB: chained(TWO)})

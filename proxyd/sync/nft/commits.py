@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 from proxyd.kernel.nft.ruleset import Contents, Ruleset
 from proxyd.kernel.refused import KernelRefusedError, OutcomeUnclearError
 from proxyd.model import Family, ServiceKey
@@ -46,7 +48,7 @@ class Commits:
             self.write(plan.after)
         except KernelRefusedError as error:
             raise OutcomeUnclearError(str(error)) from error
-        holdings.confirm(plan)
+        holdings.confirm(plan, time.monotonic())
 
     def write(self, transaction: Transaction) -> None:
         """Carries a transaction out. Raises ``KernelRefusedError``."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 
 import structlog
@@ -21,6 +22,8 @@ class Leftovers:
     def __init__(self, commits: Commits) -> None:
         self._commits = commits
         self._left = Contents()
+        # Since when a name has been left over (monotonic seconds).
+        self._since: dict[str, float] = {}
 
     @property
     def owed(self) -> bool:
@@ -30,7 +33,7 @@ class Leftovers:
     def switched(self, generation: int, old: Contents, base: tuple[Chain, ...]) -> None:
         """A generation is in use now: what was there before it, and is neither of it nor lasting, is left over."""
         lasting = {*LASTING, *(chain.name for chain in base)}
-        self._left = _part(old, lambda name: name not in lasting and generation_of(name) != generation)
+        self._note(_part(old, lambda name: name not in lasting and generation_of(name) != generation))
 
     def abandon(self, layout: Layout) -> None:
         """Deletes a generation that could not be completed, so that failures do not pile up in the kernel.
@@ -41,30 +44,37 @@ class Leftovers:
         try:
             if layout.name("services") in commits.contents().chains:
                 commits.tidy(Transaction(commits.family, delete_chains=(layout.name("services"),)))
-            self._left = _part(commits.contents(), lambda name: generation_of(name) == layout.generation)
-            self._delete()
+            self._note(_part(commits.contents(), lambda name: generation_of(name) == layout.generation))
+            self._delete(self._left)
         except KernelRefusedError as error:
             log.warning("unfinished rules not deleted", ip_family=commits.family, error=str(error))
 
-    def delete(self) -> None:
-        """Deletes it all. Raises ``KernelRefusedError``; what is there is owed then as before."""
+    def delete(self, before: float) -> None:
+        """Deletes what has been left over since ``before`` (monotonic seconds), for packets may still be in the rest.
+
+        Raises ``KernelRefusedError``; what is there is owed then as before.
+        """
+        if any(since <= before for since in self._since.values()):
+            self._delete(_part(self._left, lambda name: self._since[name] <= before))
+
+    def _delete(self, part: Contents) -> None:
+        """In two commits: older kernels let go of chains only after all references are gone."""
+        family, tidy, left = self._commits.family, self._commits.tidy, self._left
+        emptied = tuple(Chain(name, ()) for name in sorted(part.chains))
         try:
-            self._delete()
+            tidy(Transaction(family, chains=emptied, delete_containers=tuple(sorted(part.containers.items()))))
+            tidy(Transaction(family, delete_chains=tuple(sorted(part.chains))))
         except KernelRefusedError:
             # Some of it may be gone already, and then all would be refused for ever.
-            left = self._left
-            self._left = _part(self._commits.contents(), lambda name: name in left.chains or name in left.containers)
+            self._note(_part(self._commits.contents(), lambda name: name in left.chains or name in left.containers))
             raise
+        self._note(_part(left, lambda name: name not in part.chains and name not in part.containers))
 
-    def _delete(self) -> None:
-        """In two commits: older kernels let go of chains only after all references are gone."""
-        chains, containers = self._left.chains, self._left.containers
-        family, tidy = self._commits.family, self._commits.tidy
-        emptied = tuple(Chain(name, ()) for name in sorted(chains))
-        tidy(Transaction(family, chains=emptied, delete_containers=tuple(sorted(containers.items()))))
-        self._left = Contents(chains)
-        tidy(Transaction(family, delete_chains=tuple(sorted(chains))))
-        self._left = Contents()
+    def _note(self, left: Contents) -> None:
+        """Keeps in mind what is left over; what was so before has been so since then."""
+        now = time.monotonic()
+        self._left = left
+        self._since = {name: self._since.get(name, now) for name in (*left.chains, *left.containers)}
 
 
 def _part(contents: Contents, belongs: Callable[[str], bool]) -> Contents:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Set
 
 from proxyd.desired.services import Lookup
 from proxyd.kernel.nft.ruleset import Ruleset
+from proxyd.kernel.refused import KernelRefusedError
 from proxyd.model import Family, NodeSettings, ServiceKey
-from proxyd.nft.delta import NODE
+from proxyd.nft.delta import NODE, Holdings
 from proxyd.nft.drift import Drift
 from proxyd.nft.fixed import base_chains
 from proxyd.nft.layout import Layout
+from proxyd.nft.objects import Transaction
 from proxyd.nft.render import render_service
 from proxyd.nft.repair import repair
 from proxyd.sync.nft.commits import Changes, Commits
@@ -32,9 +35,12 @@ class NftReconciler(Reconciler[Written]):
         stopping: Callable[[], bool] = lambda: False,
         progress: Callable[[Family, int, int], None] = lambda *_: None,
         clean_flows: CleanFlows = lambda *_: None,
+        grace: float = 0.0,
     ) -> None:
+        """Nothing is deleted that was in use within the last ``grace`` seconds."""
         self._commits = Commits(family, ruleset)
         super().__init__(Services(family, lookup), self._commits, clean_flows)
+        self._grace = grace
         self._leftovers = Leftovers(self._commits)
         self._full = FullWriter(self._commits, self._services, self._leftovers, stopping, progress)
 
@@ -56,11 +62,26 @@ class NftReconciler(Reconciler[Written]):
 
     def cleanup(self) -> None:
         """See ``FamilyRules``."""
-        if self._leftovers.owed:
-            self._leftovers.delete()
-        if self._held is not None and (transaction := self._held.holdings.plan_cleanup()) is not None:
+        # A packet under way walks the rules that were there when it came, and kernels before 6.2 hold on to a chain for a
+        # moment after its last reference.
+        before = time.monotonic() - self._grace
+        self._leftovers.delete(before)
+        if self._held is not None:
+            self._delete_unused(self._held.holdings, before)
+
+    def _delete_unused(self, holdings: Holdings, before: float) -> None:
+        transaction = holdings.plan_cleanup(before)
+        if transaction is None:
+            return
+        try:
             self._commits.tidy(transaction)
-            self._held.holdings.confirm_cleanup(transaction)
+        except KernelRefusedError:
+            # Some of them may be gone already, and then all would be refused for ever.
+            there = self._commits.contents().chains
+            gone = tuple(name for name in transaction.delete_chains if name not in there)
+            holdings.confirm_cleanup(Transaction(self.family, delete_chains=gone))
+            raise
+        holdings.confirm_cleanup(transaction)
 
     def _can_change(self, settings: NodeSettings) -> bool:  # noqa: ARG002 - whatever they are
         return True
