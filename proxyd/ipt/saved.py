@@ -59,11 +59,12 @@ def read(lines: Iterable[str]) -> Contents:
     current, rules = "", list[str]()
     for line in lines:
         if line.startswith("-A ") and table is not None:
-            _, name, rule = line.split(" ", 2)
+            # No more than a chain where a rule has neither match nor target: it only counts.
+            name, _, rule = line[3:].rstrip("\n").partition(" ")
             if name != current:
                 _close(chains, table, current, rules)
                 current, rules = name, []
-            rules.append(rule if rule[-1] == "\n" else rule + "\n")
+            rules.append(rule + "\n")
             if name in BUILT_IN:
                 jumps.update(filter(None, (find_jump(table, line),)))
         elif line.startswith(":") and table is not None:

@@ -174,6 +174,18 @@ def test_a_restart_finds_that_nothing_is_to_be_written(node: Node) -> None:
     assert node.is_as_in_memory()
 
 
+def test_others_rules_without_match_and_target_are_in_nobodys_way(node: Node) -> None:
+    for words in (("-A", "INPUT"), ("-N", "TEAM"), ("-A", "TEAM")):
+        node.foreign(*words)
+    same = Transaction(node.family, chains=(Chain(Table.FILTER, "TEAM", (Rule(),)),))
+    node.world.kernel.commit((same, Transaction(node.family, insert=(Placed(Table.FILTER, "INPUT", Rule()),))))
+    node.sync()
+    assert node.is_as_in_memory()
+    node.restart()
+    node.sync()
+    assert node.reconciler.operations == 0
+
+
 def test_all_of_a_refused_table_is_as_it_was(node: Node) -> None:
     node.sync()
     bad = Transaction(

@@ -93,6 +93,11 @@ def test_a_chain_that_is_named_is_emptied_and_one_that_nobody_uses_can_be_delete
     assert rules(portals) == [JUMP]
 
 
+def test_a_rule_without_match_and_target_is_saved_as_its_chain_alone(iptables: Iptables) -> None:
+    iptables.restore("*filter\n-A INPUT\nCOMMIT\n")
+    assert rules(iptables, "filter") == ["-A INPUT\n"]
+
+
 @pytest.mark.parametrize("line", ["-X KUBE-SERVICES", "-X KUBE-NOBODY", "-A KUBE-SERVICES -j KUBE-NOBODY"])
 def test_a_table_is_changed_whole_or_not_at_all(portals: Iptables, line: str) -> None:
     before = rules(portals)

@@ -35,6 +35,20 @@ def test_a_saved_table_is_read_chain_by_chain() -> None:
     }
 
 
+def test_a_rule_without_match_and_target_is_read() -> None:
+    lines = ["*filter\n", ":INPUT ACCEPT [0:0]\n", ":TEAM - [0:0]\n", "-A INPUT\n", "-A TEAM -j DROP\n", "-A TEAM\n"]
+    team = ChainName(Table.FILTER, "TEAM")
+    for ends in (lines, [line.strip() for line in lines]):
+        found = read(ends)
+        assert found.chains == {team: "-j DROP\n\n"}
+        assert found.rules(team) == ("-j DROP", "")
+
+
+def test_a_chain_of_a_rule_without_match_and_target_is_found() -> None:
+    assert is_chain("\n", Chain(Table.NAT, "KUBE-FW-A", (Rule(),)), V4)
+    assert not is_chain("", Chain(Table.NAT, "KUBE-FW-A", (Rule(),)), V4)
+
+
 def test_a_chain_is_found_as_it_is_printed() -> None:
     assert is_chain(TEXT, CHAIN, V4)
 
