@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import subprocess
 from collections.abc import Callable, Iterator
@@ -184,6 +185,18 @@ def test_others_rules_without_match_and_target_are_in_nobodys_way(node: Node) ->
     node.restart()
     node.sync()
     assert node.reconciler.operations == 0
+
+
+def test_others_comments_that_are_no_text_are_in_nobodys_way(node: Node) -> None:
+    latin = os.fsdecode(b"caf\xe9")
+    node.foreign("-A", "INPUT", "-m", "comment", "--comment", latin, "-j", "ACCEPT")
+    assert node.call(choose_backend, [node.family], None).backend is node.backend
+    node.sync()
+    assert node.is_as_in_memory()
+    node.foreign("-t", "nat", "-A", names.SERVICES, "-m", "comment", "--comment", latin, "-j", "ACCEPT")
+    node.restart()
+    node.sync()
+    assert node.is_as_in_memory()
 
 
 def test_all_of_a_refused_table_is_as_it_was(node: Node) -> None:

@@ -6,6 +6,7 @@ import pytest
 
 from proxyd.ipt.objects import Chain, ChainName, Recent, Rule, Table
 from proxyd.ipt.saved import is_chain, printed, read, unordered
+from proxyd.kernel.ipt.recording import RecordingRules
 from proxyd.model import Family
 
 V4 = Family.IPV4
@@ -42,6 +43,14 @@ def test_a_rule_without_match_and_target_is_read() -> None:
         found = read(ends)
         assert found.chains == {team: "-j DROP\n\n"}
         assert found.rules(team) == ("-j DROP", "")
+
+
+@pytest.mark.parametrize("end", ["\r", "\x0b", "\x85", "\u2028"])
+def test_what_else_may_end_lines_ends_no_rule(end: str) -> None:
+    rule = f'-m comment --comment "a{end}-j DROP" -j ACCEPT'
+    found = read(["*nat\n", ":TEAM - [0:0]\n", f"-A TEAM {rule}\n", "-A TEAM -j DROP\n"])
+    assert found.rules(ChainName(Table.NAT, "TEAM")) == (rule, "-j DROP")
+    assert RecordingRules(V4, 1, found).contents() == found
 
 
 def test_a_chain_of_a_rule_without_match_and_target_is_found() -> None:
