@@ -199,6 +199,25 @@ def test_others_comments_that_are_no_text_are_in_nobodys_way(node: Node) -> None
     assert node.is_as_in_memory()
 
 
+HOSTILE = 'x" -j ACCEPT\nCOMMIT\n*filter\n-I INPUT -j ACCEPT\nCOMMIT\n*nat\n-A KUBE-SERVICES -m comment --comment "y'
+
+
+@pytest.mark.parametrize("name", [HOSTILE, "x" * 300], ids=["hostile", "long"])
+def test_a_name_that_no_comment_can_hold_makes_rules_as_any_other(node: Node, name: str) -> None:
+    endpoints = ADDRESSES[node.family][-1]
+    node.world.put(
+        build.service(name, ip={V4: "10.96.0.3", V6: "2001:db8:96::3"}[node.family]),
+        build.endpoint_slice(name, *endpoints, family=node.family),
+    )
+    node.sync()
+    assert not node.reconciler.refusals
+    assert node.is_as_in_memory()
+    assert "-A INPUT -j ACCEPT\n" not in node.call(lambda: list(node.tools.save("filter")))
+    node.restart()
+    node.sync()
+    assert node.reconciler.operations == 0
+
+
 def test_all_of_a_refused_table_is_as_it_was(node: Node) -> None:
     node.sync()
     bad = Transaction(

@@ -248,6 +248,31 @@ def test_node_ports_on_loopback_are_counted_where_the_kernel_can(family: Family,
     assert ("--nfacct-name localhost_nps_accepted_pkts" in rules[-1]) == (count == 2)
 
 
+def every_text(name: str) -> list[str]:
+    """Rules of every kind that say which ServicePort they are for, of a Service of this name."""
+    ports: dict[str, Any] = {"name": name, "ports": (build.port(node_port=30080),)}
+    restricted = external(source_ranges=("198.51.100.0/24",), affinity_seconds=60, **ports)
+    local = external(external_local=True, health_check_node_port=30999, **ports)
+    found: list[str] = []
+    for service, endpoints in ((restricted, (LOCAL,)), (local, (LOCAL, REMOTE)), (local, (REMOTE,)), (local, ())):
+        rules = Made(service, slices=(build.endpoint_slice(name, *endpoints),)).rules
+        found += [rule_text(rule) for chain in rules.chains for rule in chain.rules]
+        found += [rule_text(placed.rule) for placed in rules.dispatch]
+    return found
+
+
+@pytest.mark.parametrize("name", ['x" -j ACCEPT', "x\nCOMMIT", "x\\", "x y", "x\u00e9"], ids=ascii)
+def test_a_name_that_no_comment_can_hold_is_left_out(name: str) -> None:
+    assert any("--comment" in each for each in every_text("x"))
+    assert not any("comment" in each or "x" in each for each in every_text(name))
+
+
+def test_comments_are_cut_to_what_the_tools_take() -> None:
+    comments = {each.split('"')[1] for each in every_text("x" * 300) if '"' in each}
+    assert {len(each) for each in comments} == {255}
+    assert f"default/{'x' * 247}" in comments
+
+
 def test_large_clusters_have_no_comments_at_endpoints() -> None:
     made = Made(external(), LOCAL, REMOTE, style=Style(comments=False))
     assert (
