@@ -16,7 +16,7 @@ from proxyd.desired.endpoints import Backend
 from proxyd.desired.forwarding import Forwarding, Frontend, PortForwarding, Route
 from proxyd.ipt import names
 from proxyd.ipt.names import backend_text, chain_name, endpoint_chain
-from proxyd.ipt.objects import ACCEPT, DNAT, DROP, REJECT, Chain, Placed, Recent, Rule, Table
+from proxyd.ipt.objects import ACCEPT, DNAT, DROP, EVERYBODY, REJECT, Chain, Placed, Recent, Rule, Table
 from proxyd.ipt.style import LOCALHOST_ACCEPTED, Style
 from proxyd.model import Family, LocalDetector, NodeSettings
 
@@ -139,7 +139,7 @@ class _Port:
         rule = self._match(frontend, names.MARK_MASQ, self._comment(f"{self.port.name} cluster IP"))
         if self.settings.masquerade_all:
             yield rule
-        elif self.settings.local is not None:
+        elif self.settings.local is not None and self.settings.local.cidr not in EVERYBODY:
             yield from_local_pods(rule, self.settings.local, negate=True)
 
     def _external(self, route: Route) -> Iterator[Rule]:

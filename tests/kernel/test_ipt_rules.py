@@ -11,6 +11,7 @@ from queue import Empty, Queue
 from typing import Any, TypeVar
 
 import pytest
+from msgspec.structs import replace
 
 from proxyd.ipt import names
 from proxyd.ipt.names import CANARY
@@ -21,7 +22,7 @@ from proxyd.kernel.ipt.notices import OwnAuthor
 from proxyd.kernel.ipt.rules import ToolRules
 from proxyd.kernel.ipt.watch import LegacyWatch, Sizes
 from proxyd.kernel.refused import KernelRefusedError
-from proxyd.model import Family
+from proxyd.model import Family, LocalDetector, Service
 from proxyd.nft.drift import Drift
 from proxyd.sync.ipt.reconcile import IptReconciler
 from tests import build
@@ -213,6 +214,29 @@ def test_a_name_that_no_comment_can_hold_makes_rules_as_any_other(node: Node, na
     assert not node.reconciler.refusals
     assert node.is_as_in_memory()
     assert "-A INPUT -j ACCEPT\n" not in node.call(lambda: list(node.tools.save("filter")))
+    node.restart()
+    node.sync()
+    assert node.reconciler.operations == 0
+
+
+def test_a_restart_finds_a_range_that_everybody_is_in(node: Node) -> None:
+    everybody = {V4: "0.0.0.0/0", V6: "::/0"}[node.family]
+    rich, *others = everything(node.family)
+    assert isinstance(rich, Service)
+    node.world.put(replace(rich, source_ranges=(everybody,)), *others)
+    node.sync()
+    assert node.is_as_in_memory()
+    node.restart()
+    node.sync()
+    assert node.reconciler.operations == 0
+
+
+def test_a_restart_finds_a_pod_range_that_everybody_is_in(node: Node) -> None:
+    everybody = {V4: "0.0.0.0/0", V6: "::/0"}[node.family]
+    node.settings = replace(node.settings, local=LocalDetector(cidr=everybody))
+    node.sync()
+    assert not node.reconciler.refusals
+    assert node.is_as_in_memory()
     node.restart()
     node.sync()
     assert node.reconciler.operations == 0

@@ -193,6 +193,16 @@ def test_source_ranges_guard_load_balancer_addresses_only() -> None:
     assert made.placed(Table.NAT, names.NODE_PORTS)[0].endswith(EXT)
 
 
+@pytest.mark.parametrize(("family", "everybody"), [(V4, "0.0.0.0/0"), (V6, "::/0")])
+def test_a_range_that_everybody_is_in_is_no_match_as_the_tools_print_it(family: Family, everybody: str) -> None:
+    ip, ingress, endpoint = {
+        V4: ("10.96.0.1", "203.0.113.10", "10.244.1.2"),
+        V6: ("fd00:10:96::1", "2001:db8::10", "fd00:10:244:1::2"),
+    }[family]
+    made = Made(build.service(ip=ip, ingress_ips=(ingress,), source_ranges=(everybody,)), endpoint, family=family)
+    assert made.chains[FW][0] == f' -m comment --comment "{WEB} loadbalancer IP" -j {EXT}'
+
+
 def test_without_endpoints_everything_is_refused_and_no_chain_is_left() -> None:
     made = Made(external(source_ranges=("198.51.100.0/24",)))
     assert made.chains == {}
