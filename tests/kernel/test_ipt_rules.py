@@ -242,6 +242,15 @@ def test_a_restart_finds_a_pod_range_that_everybody_is_in(node: Node) -> None:
     assert node.reconciler.operations == 0
 
 
+@pytest.mark.parametrize("length", [14, 15])
+def test_pods_are_told_by_prefixes_up_to_the_length_of_a_name(node: Node, length: int) -> None:
+    node.settings = replace(node.settings, local=build.by_prefix("v" * length))
+    node.sync()
+    assert not node.reconciler.refusals
+    assert not node.world.reconciler.refusals
+    assert node.is_as_in_memory()
+
+
 def test_all_of_a_refused_table_is_as_it_was(node: Node) -> None:
     node.sync()
     bad = Transaction(
