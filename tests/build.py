@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from proxyd.desired.settings import NodePolicy, node_settings
 from proxyd.kube.decode import Decoded
 from proxyd.kube.store import Store
 from proxyd.model import (
@@ -79,6 +80,14 @@ def settings(family: Family = Family.IPV4, **fields: Any) -> NodeSettings:
         "local": LocalDetector(cidr=POD_CIDR[family]),
     }
     return NodeSettings(family, **{**defaults, **fields})
+
+
+def by_prefix(prefix: str) -> LocalDetector:
+    """The detector of a configuration that tells pods by this prefix of interfaces."""
+    policy = NodePolicy(NODE, detect_local_mode="InterfaceNamePrefix", interface_name_prefix=prefix)
+    local = node_settings(Family.IPV4, policy, None, ()).local
+    assert local is not None
+    return local
 
 
 def decoded(value: Service | EndpointSlice | Node) -> Decoded[Any]:

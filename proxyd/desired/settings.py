@@ -9,6 +9,8 @@ import msgspec
 from proxyd.addresses import canonical_range, contains, is_loopback_range
 from proxyd.model import Family, LocalDetector, Node, NodeSettings
 
+# Letters that the name of an interface may have (IFNAMSIZ, less its end).
+LONGEST_INTERFACE = 15
 PRIMARY, LOCALHOST, ALL = "primary", "localhost", "all"
 
 
@@ -109,7 +111,9 @@ def _detector(family: Family, policy: NodePolicy, node: Node | None) -> LocalDet
     if policy.detect_local_mode == "BridgeInterface":
         return LocalDetector(interface=policy.bridge_interface)
     if policy.detect_local_mode == "InterfaceNamePrefix":
-        return LocalDetector(interface=f"{policy.interface_name_prefix}*")
+        prefix = policy.interface_name_prefix
+        # No name goes on after its last possible letter, and neither tool takes a wildcard there.
+        return LocalDetector(interface=prefix if len(prefix) >= LONGEST_INTERFACE else f"{prefix}*")
     if policy.detect_local_mode == "NodeCIDR":
         ranges = (canonical_range(each) for each in (node.pod_cidrs if node else ()))
         cidr = next((each[1] for each in ranges if each and each[0] is family), "")

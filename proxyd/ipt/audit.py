@@ -30,7 +30,7 @@ def audit(saved: Mapping[Table, Iterable[str]], expected: Mapping[tuple[Table, s
             elif line.startswith(_BUILT_IN_LINES):
                 jumps.update(filter(None, (find_jump(table, line),)))
             elif line.startswith("-A "):
-                counted[table, line.split(" ", 2)[1]] += 1
+                counted[table, line.split(None, 2)[1]] += 1
             elif line.startswith(":"):
                 chains.add((table, line[1:].split(" ", 1)[0]))
     if any(counted[place] != number for place, number in expected.items() if not place[1]):

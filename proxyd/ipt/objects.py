@@ -26,6 +26,8 @@ ACCEPT, DROP, REJECT, RETURN = "ACCEPT", "DROP", "REJECT", "RETURN"
 DNAT, MASQUERADE, MARK = "DNAT", "MASQUERADE", "MARK"
 # The state of connections that the jumps to refusals are for.
 NEW = "NEW"
+# Sources that say nothing. The tools do not print them, and iptables-nft refuses to negate them.
+EVERYBODY = frozenset({"0.0.0.0/0", "::/0"})
 
 
 class Recent(msgspec.Struct, frozen=True, gc=False):

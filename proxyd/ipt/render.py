@@ -10,16 +10,19 @@ from itertools import chain
 
 import msgspec
 
+from proxyd.desired.comments import fits_comments
 from proxyd.desired.conflicts import Kind
 from proxyd.desired.endpoints import Backend
 from proxyd.desired.forwarding import Forwarding, Frontend, PortForwarding, Route
 from proxyd.ipt import names
 from proxyd.ipt.names import backend_text, chain_name, endpoint_chain
-from proxyd.ipt.objects import ACCEPT, DNAT, DROP, REJECT, Chain, Placed, Recent, Rule, Table
+from proxyd.ipt.objects import ACCEPT, DNAT, DROP, EVERYBODY, REJECT, Chain, Placed, Recent, Rule, Table
 from proxyd.ipt.style import LOCALHOST_ACCEPTED, Style
 from proxyd.model import Family, LocalDetector, NodeSettings
 
 LOOPBACK = "127.0.0.0/8"
+# Bytes that the tools take.
+_LONGEST_COMMENT = 255
 # Routes with endpoints for somebody who comes from outside the node's pods.
 _TRANSLATED = {Route.EXTERNAL, Route.EXTERNAL_LOCAL, Route.EXTERNAL_NO_LOCAL}
 _KINDS = {
@@ -88,6 +91,7 @@ class _Port:
 
     def __init__(self, port: PortForwarding, forwarding: Forwarding, settings: NodeSettings, style: Style) -> None:
         self.port, self.settings, self.style = port, settings, style
+        self.named = fits_comments(port.name)
         self.cluster_ip = forwarding.cluster_ip
         self.addresses = tuple(
             frontend.key.address for frontend in port.frontends if frontend.kind is Kind.LOAD_BALANCER
@@ -132,35 +136,37 @@ class _Port:
     def _cluster_ip_masquerading(self, frontend: Frontend | None, route: Route) -> Iterator[Rule]:
         if frontend is None or frontend.route is not route:
             return
-        rule = self._match(frontend, names.MARK_MASQ, f"{self.port.name} cluster IP")
+        rule = self._match(frontend, names.MARK_MASQ, self._comment(f"{self.port.name} cluster IP"))
         if self.settings.masquerade_all:
             yield rule
-        elif self.settings.local is not None:
+        elif self.settings.local is not None and self.settings.local.cidr not in EVERYBODY:
             yield from_local_pods(rule, self.settings.local, negate=True)
 
     def _external(self, route: Route) -> Iterator[Rule]:
         name = self.port.name
         service = chain_name(names.SERVICE, self.port)
         if route is Route.EXTERNAL:
-            yield Rule(names.MARK_MASQ, f"masquerade traffic for {name} external destinations")
+            yield Rule(names.MARK_MASQ, self._comment(f"masquerade traffic for {name} external destinations"))
             yield Rule(service)
             return
         if self.settings.local is not None:
-            rule = Rule(service, f"pod traffic for {name} external destinations")
+            rule = Rule(service, self._comment(f"pod traffic for {name} external destinations"))
             yield from_local_pods(rule, self.settings.local)
-        yield Rule(names.MARK_MASQ, f"masquerade LOCAL traffic for {name} external destinations", source_local=True)
-        yield Rule(service, f"route LOCAL traffic for {name} external destinations", source_local=True)
+        masqueraded = self._comment(f"masquerade LOCAL traffic for {name} external destinations")
+        yield Rule(names.MARK_MASQ, masqueraded, source_local=True)
+        routed = self._comment(f"route LOCAL traffic for {name} external destinations")
+        yield Rule(service, routed, source_local=True)
         if route is Route.EXTERNAL_LOCAL:
             yield Rule(chain_name(names.LOCAL, self.port))
 
     def _sources(self, sources: tuple[str, ...]) -> Iterator[Rule]:
         name, external = self.port.name, chain_name(names.EXTERNAL, self.port)
         for source in sources:
-            yield Rule(external, f"{name} loadbalancer IP", source=source)
-        yield Rule("", f"other traffic to {name} will be dropped by {names.PROXY_FIREWALL}")
+            yield Rule(external, self._comment(f"{name} loadbalancer IP"), source=source)
+        yield Rule("", self._comment(f"other traffic to {name} will be dropped by {names.PROXY_FIREWALL}"))
 
     def _endpoint(self, backend: Backend, text: str, chain: str) -> Chain:
-        comment = self.port.name if self.style.comments else ""
+        comment = self._comment(self.port.name) if self.style.comments else ""
         recent = Recent(chain) if self.port.affinity_seconds else None
         return Chain(
             Table.NAT,
@@ -172,7 +178,11 @@ class _Port:
         )
 
     def _towards(self, backend: str) -> str:
-        return f"{self.port.name} -> {backend}" if self.style.comments else ""
+        return self._comment(f"{self.port.name} -> {backend}") if self.style.comments else ""
+
+    def _comment(self, text: str) -> str:
+        """A text with the ServicePort's name in it, as a comment."""
+        return text[:_LONGEST_COMMENT] if self.named else ""
 
     # -- rules in chains of all Services
 
@@ -188,9 +198,9 @@ class _Port:
         refusing = names.SERVICES if frontend.kind is Kind.CLUSTER_IP else names.EXTERNAL_SERVICES
         target = self._target(frontend)
         if target:
-            yield Placed(Table.NAT, names.SERVICES, self._match(frontend, target, f"{name} {what}"))
+            yield Placed(Table.NAT, names.SERVICES, self._match(frontend, target, self._comment(f"{name} {what}")))
         if frontend.sources is not None and target:
-            text = f"{name} traffic not accepted by {target}"
+            text = self._comment(f"{name} traffic not accepted by {target}")
             yield Placed(Table.FILTER, names.PROXY_FIREWALL, self._match(frontend, DROP, text))
         yield from self._refusal(frontend, refusing)
 
@@ -207,7 +217,10 @@ class _Port:
 
     def _node_port(self, frontend: Frontend) -> Iterator[Placed]:
         rule = Rule(
-            chain_name(names.EXTERNAL, self.port), self.port.name, protocol=self.port.protocol, port=frontend.key.port
+            chain_name(names.EXTERNAL, self.port),
+            self._comment(self.port.name),
+            protocol=self.port.protocol,
+            port=frontend.key.port,
         )
         if frontend.route in _TRANSLATED:
             yield Placed(Table.NAT, names.NODE_PORTS, rule)
@@ -219,9 +232,11 @@ class _Port:
 
     def _refusal(self, frontend: Frontend, chain: str) -> Iterator[Placed]:
         if frontend.route is Route.REJECT:
-            yield Placed(Table.FILTER, chain, self._match(frontend, REJECT, f"{self.port.name} has no endpoints"))
+            text = self._comment(f"{self.port.name} has no endpoints")
+            yield Placed(Table.FILTER, chain, self._match(frontend, REJECT, text))
         elif frontend.route in (Route.DROP, Route.EXTERNAL_NO_LOCAL):
-            yield Placed(Table.FILTER, chain, self._match(frontend, DROP, f"{self.port.name} has no local endpoints"))
+            text = self._comment(f"{self.port.name} has no local endpoints")
+            yield Placed(Table.FILTER, chain, self._match(frontend, DROP, text))
 
     def _match(self, frontend: Frontend, target: str, comment: str) -> Rule:
         address, protocol, port = frontend.key
@@ -240,6 +255,6 @@ def _health_check(forwarding: Forwarding) -> Iterator[Placed]:
     if forwarding.health_check is None:
         return
     for name in dict.fromkeys(port.name for port in forwarding.ports) or (str(forwarding.key),):
-        comment = f"{name} health check node port"
+        comment = f"{name} health check node port"[:_LONGEST_COMMENT] if fits_comments(name) else ""
         rule = Rule(ACCEPT, comment, protocol="tcp", port=forwarding.health_check.port)
         yield Placed(Table.FILTER, names.NODE_PORTS, rule)

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from functools import cache
 
 from proxyd.ipt import objects as o
-from proxyd.ipt.objects import NEW, Rule, Table, Transaction
+from proxyd.ipt.objects import EVERYBODY, NEW, Rule, Table, Transaction
 
 # After nat, so that what refuses is never there without what forwards.
 _LATER = (Table.MANGLE, Table.FILTER)
@@ -61,7 +61,7 @@ def rule_text(rule: Rule) -> str:
 
     Matches are in kube-proxy's order, which the tools keep; addresses, interface and protocol are printed before them.
     """
-    text = _signed("-s", rule.source) if rule.source else ""
+    text = _signed("-s", rule.source) if rule.source and rule.source not in EVERYBODY else ""
     if rule.destination:
         text += _signed("-d", rule.destination)
     if rule.interface:

@@ -48,7 +48,7 @@ class Contents(msgspec.Struct, frozen=True):
 
     def rules(self, chain: ChainName) -> tuple[str, ...]:
         """The rules of a chain, none where there is no such chain."""
-        return tuple(self.chains.get(chain, "").splitlines())
+        return tuple(_rules(self.chains.get(chain, "")))
 
 
 def read(lines: Iterable[str]) -> Contents:
@@ -59,11 +59,12 @@ def read(lines: Iterable[str]) -> Contents:
     current, rules = "", list[str]()
     for line in lines:
         if line.startswith("-A ") and table is not None:
-            _, name, rule = line.split(" ", 2)
+            # No more than a chain where a rule has neither match nor target: it only counts.
+            name, _, rule = line[3:].rstrip("\n").partition(" ")
             if name != current:
                 _close(chains, table, current, rules)
                 current, rules = name, []
-            rules.append(rule if rule[-1] == "\n" else rule + "\n")
+            rules.append(rule + "\n")
             if name in BUILT_IN:
                 jumps.update(filter(None, (find_jump(table, line),)))
         elif line.startswith(":") and table is not None:
@@ -76,6 +77,11 @@ def read(lines: Iterable[str]) -> Contents:
             table = _TABLES.get(line[1:].strip())
     _close(chains, table, current, rules)
     return Contents(chains, frozenset(jumps))
+
+
+def _rules(text: str) -> list[str]:
+    """The rules of a chain. Not by ``splitlines``: a comment may hold more than one kind of what that takes for an end."""
+    return text.split("\n")[:-1]
 
 
 def _close(chains: dict[ChainName, str], table: Table | None, name: str, rules: list[str]) -> None:
@@ -109,7 +115,7 @@ def _printed_probability(one_of: int) -> str:
 def is_chain(found: str, wanted: Chain, family: Family) -> bool:
     """Whether the rules of a chain, as they are printed, are those that are wanted."""
     text = [printed(rule, family) for rule in wanted.rules]
-    rules = found.splitlines()
+    rules = _rules(found)
     return rules == text or (len(rules) == len(text) and list(map(unordered, rules)) == list(map(unordered, text)))
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import re
 
 import msgspec
 
+from proxyd.desired.comments import fits_comments
 from proxyd.desired.endpoints import Backend
 from proxyd.desired.forwarding import Forwarding, Frontend, PortForwarding, Route
 from proxyd.desired.localhost import refused
@@ -161,12 +161,9 @@ def frontend_text(frontend: Frontend) -> str:
     return f"{address} . {protocol} . {port}" if address else f"{protocol} . {port}"
 
 
-_COMMENT = re.compile(r"[A-Za-z0-9./:_-]+")
-
-
 def comment_text(name: str) -> str:
     """A name as a comment: cut to nft's 128 bytes, and left out where it holds anything that names cannot hold."""
-    return name[:128] if _COMMENT.fullmatch(name) else ""
+    return name[:128] if fits_comments(name) else ""
 
 
 def service_port_id(port: PortForwarding) -> str:

@@ -112,8 +112,8 @@ def _frontend(rule: Words) -> FrontendKey:
 
 
 def _port(rule: Words) -> str:
-    """The ServicePort: the first word of the comment."""
-    return rule.get("--comment", "").partition(" ")[0]
+    """The ServicePort: the first word of the comment, fit to be told (of others' comments not every byte is)."""
+    return rule.get("--comment", "").partition(" ")[0].encode(errors="surrogateescape").decode(errors="replace")
 
 
 def _everybody(rule: Words) -> str:

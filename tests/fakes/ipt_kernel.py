@@ -103,7 +103,8 @@ class FakeKernel:
     def _lines(self, chains: dict[str, list[Rule]]) -> Iterator[str]:
         yield from (f":{name} - [0:0]" for name in chains)
         for name, rules in chains.items():
-            yield from (f"-A {name} {printed(rule, self.family)}" for rule in rules)
+            # A rule without match and target is its chain alone.
+            yield from (f"-A {name} {printed(rule, self.family)}".rstrip() for rule in rules)
 
     def _trouble(self, transaction: Transaction) -> None:
         if self._until_locked is not None:

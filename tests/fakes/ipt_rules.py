@@ -24,7 +24,7 @@ _TARGETS = {
     o.DNAT: {Table.NAT},
     o.MASQUERADE: {Table.NAT},
 }
-NAME_LENGTH, COMMENT_LENGTH = 28, 255
+NAME_LENGTH, COMMENT_LENGTH, INTERFACE_LENGTH = 28, 255, 15
 _COMMENT = re.compile(r'[^"\\\n]*')
 
 Chains = dict[str, list[Rule]]
@@ -85,6 +85,8 @@ class FakeRules:
             raise KernelRefusedError(f"Couldn't load target `{rule.target}'")
         if not _COMMENT.fullmatch(rule.comment) or len(rule.comment) > COMMENT_LENGTH:
             raise KernelRefusedError(f"comment {rule.comment!r} cannot be")
+        if len(rule.interface.removeprefix("!")) > INTERFACE_LENGTH:
+            raise KernelRefusedError(f"interface name {rule.interface!r} must be shorter than IFNAMSIZ")
         if rule.port and rule.protocol not in ("tcp", "udp", "sctp"):
             raise KernelRefusedError("a port needs a protocol")
         if rule.counter and rule.counter not in self.counters:

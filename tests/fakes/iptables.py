@@ -47,13 +47,13 @@ class FakeIptables:
             yield f":{name} {'ACCEPT' if name in BUILT_IN[table] else '-'} [0:0]\n"
         for name, rules in chains.items():
             for rule in rules:
-                yield f"-A {name} {rule}\n"
+                yield f"-A {name} {rule}\n" if rule else f"-A {name}\n"
         yield "COMMIT\n"
 
     def restore(self, text: str) -> None:
         """See ``Iptables``."""
         name, table = "", Table()
-        for line in text.splitlines():
+        for line in text.removesuffix("\n").split("\n"):
             if line.startswith("*"):
                 name = line[1:]
                 table = {chain: list(rules) for chain, rules in self._tables.get(name, _empty(name)).items()}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import subprocess
 from collections.abc import Callable, Iterator
@@ -10,6 +11,7 @@ from queue import Empty, Queue
 from typing import Any, TypeVar
 
 import pytest
+from msgspec.structs import replace
 
 from proxyd.ipt import names
 from proxyd.ipt.names import CANARY
@@ -20,7 +22,7 @@ from proxyd.kernel.ipt.notices import OwnAuthor
 from proxyd.kernel.ipt.rules import ToolRules
 from proxyd.kernel.ipt.watch import LegacyWatch, Sizes
 from proxyd.kernel.refused import KernelRefusedError
-from proxyd.model import Family
+from proxyd.model import Family, LocalDetector, Service
 from proxyd.nft.drift import Drift
 from proxyd.sync.ipt.reconcile import IptReconciler
 from tests import build
@@ -171,6 +173,81 @@ def test_a_restart_finds_that_nothing_is_to_be_written(node: Node) -> None:
     node.restart()
     node.sync()
     assert node.reconciler.operations == 0
+    assert node.is_as_in_memory()
+
+
+def test_others_rules_without_match_and_target_are_in_nobodys_way(node: Node) -> None:
+    for words in (("-A", "INPUT"), ("-N", "TEAM"), ("-A", "TEAM")):
+        node.foreign(*words)
+    same = Transaction(node.family, chains=(Chain(Table.FILTER, "TEAM", (Rule(),)),))
+    node.world.kernel.commit((same, Transaction(node.family, insert=(Placed(Table.FILTER, "INPUT", Rule()),))))
+    node.sync()
+    assert node.is_as_in_memory()
+    node.restart()
+    node.sync()
+    assert node.reconciler.operations == 0
+
+
+def test_others_comments_that_are_no_text_are_in_nobodys_way(node: Node) -> None:
+    latin = os.fsdecode(b"caf\xe9")
+    node.foreign("-A", "INPUT", "-m", "comment", "--comment", latin, "-j", "ACCEPT")
+    assert node.call(choose_backend, [node.family], None).backend is node.backend
+    node.sync()
+    assert node.is_as_in_memory()
+    node.foreign("-t", "nat", "-A", names.SERVICES, "-m", "comment", "--comment", latin, "-j", "ACCEPT")
+    node.restart()
+    node.sync()
+    assert node.is_as_in_memory()
+
+
+HOSTILE = 'x" -j ACCEPT\nCOMMIT\n*filter\n-I INPUT -j ACCEPT\nCOMMIT\n*nat\n-A KUBE-SERVICES -m comment --comment "y'
+
+
+@pytest.mark.parametrize("name", [HOSTILE, "x" * 300], ids=["hostile", "long"])
+def test_a_name_that_no_comment_can_hold_makes_rules_as_any_other(node: Node, name: str) -> None:
+    endpoints = ADDRESSES[node.family][-1]
+    node.world.put(
+        build.service(name, ip={V4: "10.96.0.3", V6: "2001:db8:96::3"}[node.family]),
+        build.endpoint_slice(name, *endpoints, family=node.family),
+    )
+    node.sync()
+    assert not node.reconciler.refusals
+    assert node.is_as_in_memory()
+    assert "-A INPUT -j ACCEPT\n" not in node.call(lambda: list(node.tools.save("filter")))
+    node.restart()
+    node.sync()
+    assert node.reconciler.operations == 0
+
+
+def test_a_restart_finds_a_range_that_everybody_is_in(node: Node) -> None:
+    everybody = {V4: "0.0.0.0/0", V6: "::/0"}[node.family]
+    rich, *others = everything(node.family)
+    assert isinstance(rich, Service)
+    node.world.put(replace(rich, source_ranges=(everybody,)), *others)
+    node.sync()
+    assert node.is_as_in_memory()
+    node.restart()
+    node.sync()
+    assert node.reconciler.operations == 0
+
+
+def test_a_restart_finds_a_pod_range_that_everybody_is_in(node: Node) -> None:
+    everybody = {V4: "0.0.0.0/0", V6: "::/0"}[node.family]
+    node.settings = replace(node.settings, local=LocalDetector(cidr=everybody))
+    node.sync()
+    assert not node.reconciler.refusals
+    assert node.is_as_in_memory()
+    node.restart()
+    node.sync()
+    assert node.reconciler.operations == 0
+
+
+@pytest.mark.parametrize("length", [14, 15])
+def test_pods_are_told_by_prefixes_up_to_the_length_of_a_name(node: Node, length: int) -> None:
+    node.settings = replace(node.settings, local=build.by_prefix("v" * length))
+    node.sync()
+    assert not node.reconciler.refusals
+    assert not node.world.reconciler.refusals
     assert node.is_as_in_memory()
 
 

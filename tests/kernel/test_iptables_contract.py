@@ -102,6 +102,21 @@ def test_a_chain_that_is_named_is_emptied_and_one_that_nobody_uses_can_be_delete
     assert rules(portals) == [JUMP]
 
 
+# A letter of Latin-1; a carriage return before what looks like a rule.
+@pytest.mark.parametrize("comment", ["caf\udce9", "a\r-A OUTPUT -j ACCEPT"])
+def test_a_comment_that_is_no_text_is_given_back_as_it_is(iptables: Iptables, comment: str) -> None:
+    rule = f'INPUT -m comment --comment "{comment}" -j ACCEPT\n'
+    iptables.restore(f"*filter\n-A {rule}COMMIT\n")
+    assert rules(iptables, "filter") == [f"-A {rule}"]
+    iptables.restore(f"*filter\n-D {rule}COMMIT\n")
+    assert rules(iptables, "filter") == []
+
+
+def test_a_rule_without_match_and_target_is_saved_as_its_chain_alone(iptables: Iptables) -> None:
+    iptables.restore("*filter\n-A INPUT\nCOMMIT\n")
+    assert rules(iptables, "filter") == ["-A INPUT\n"]
+
+
 @pytest.mark.parametrize("line", ["-X KUBE-SERVICES", "-X KUBE-NOBODY", "-A KUBE-SERVICES -j KUBE-NOBODY"])
 def test_a_table_is_changed_whole_or_not_at_all(portals: Iptables, line: str) -> None:
     before = rules(portals)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -149,6 +150,15 @@ def test_a_chain_that_others_rules_lead_to_stays_with_them(namespace: Namespace,
     assert [each.name for each in remove(namespace, place(backend)).kept] == ["KUBE-MARK-MASQ"]
     assert "*nat -A CNI-HOSTPORT -s 10.244.1.0/24 -j KUBE-MARK-MASQ" in namespace.rules(backend)
     assert "*nat -A KUBE-MARK-MASQ -j MARK --set-xmark 0x4000/0x4000" in namespace.rules(backend)
+
+
+@pytest.mark.kernel
+@BACKENDS
+def test_jumps_whose_comments_are_no_text_go(namespace: Namespace, backend: str) -> None:
+    namespace.restore(backend, RULES)
+    words = ("-t", "nat", "-A", "PREROUTING", "-m", "comment", "--comment", os.fsdecode(b"caf\xe9"))
+    namespace.run(f"iptables-{backend}", *words, "-j", "KUBE-SERVICES")
+    assert len(remove(namespace, place(backend)).jumps) == 5
 
 
 @pytest.mark.kernel

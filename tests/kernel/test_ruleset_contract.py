@@ -142,7 +142,15 @@ def test_contents_is_empty_once_the_table_is_gone(ruleset: EitherRuleset) -> Non
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize(
     "fields",
-    [{}, {"node_port_addresses": None}, {"local": None}, {"masquerade_all": True}, {"drop_invalid": False}],
+    [
+        {},
+        {"node_port_addresses": None},
+        {"local": None},
+        {"local": build.by_prefix("v" * 14)},
+        {"local": build.by_prefix("v" * 15)},
+        {"masquerade_all": True},
+        {"drop_invalid": False},
+    ],
     ids=str,
 )
 def test_the_whole_layout_is_accepted(ruleset: EitherRuleset, family: Family, fields: dict[str, Any]) -> None:

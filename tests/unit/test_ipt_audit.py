@@ -49,6 +49,14 @@ def test_a_rule_too_many_is_named_and_others_rules_are_not(world: IptWorld) -> N
     assert found(world) == {f"nat {names.SERVICES}"}
 
 
+@pytest.mark.parametrize("end", ["", "\n"])
+def test_a_rule_without_match_and_target_is_counted(world: IptWorld, end: str) -> None:
+    for table, chain in ((NAT, names.MARK_MASQ), (FILTER, "INPUT")):
+        world.kernel.commit([Transaction(Family.IPV4, insert=(Placed(table, chain, Rule()),))])
+    saved = {table: [line + end for line in lines] for table, lines in world.kernel.saved().items()}
+    assert audit(saved, world.reconciler.expected) == {f"nat {names.MARK_MASQ}"}
+
+
 def test_a_canary_that_is_gone_is_named(world: IptWorld) -> None:
     del world.kernel.rules.tables[Table.MANGLE][names.CANARY]
     assert found(world) == {f"mangle {names.CANARY}"}

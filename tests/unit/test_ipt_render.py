@@ -193,6 +193,16 @@ def test_source_ranges_guard_load_balancer_addresses_only() -> None:
     assert made.placed(Table.NAT, names.NODE_PORTS)[0].endswith(EXT)
 
 
+@pytest.mark.parametrize(("family", "everybody"), [(V4, "0.0.0.0/0"), (V6, "::/0")])
+def test_a_range_that_everybody_is_in_is_no_match_as_the_tools_print_it(family: Family, everybody: str) -> None:
+    ip, ingress, endpoint = {
+        V4: ("10.96.0.1", "203.0.113.10", "10.244.1.2"),
+        V6: ("fd00:10:96::1", "2001:db8::10", "fd00:10:244:1::2"),
+    }[family]
+    made = Made(build.service(ip=ip, ingress_ips=(ingress,), source_ranges=(everybody,)), endpoint, family=family)
+    assert made.chains[FW][0] == f' -m comment --comment "{WEB} loadbalancer IP" -j {EXT}'
+
+
 def test_without_endpoints_everything_is_refused_and_no_chain_is_left() -> None:
     made = Made(external(source_ranges=("198.51.100.0/24",)))
     assert made.chains == {}
@@ -246,6 +256,31 @@ def test_node_ports_on_loopback_are_counted_where_the_kernel_can(family: Family,
     assert len(rules) == count
     # Each is put first in turn, so the one that counts is seen before the other.
     assert ("--nfacct-name localhost_nps_accepted_pkts" in rules[-1]) == (count == 2)
+
+
+def every_text(name: str) -> list[str]:
+    """Rules of every kind that say which ServicePort they are for, of a Service of this name."""
+    ports: dict[str, Any] = {"name": name, "ports": (build.port(node_port=30080),)}
+    restricted = external(source_ranges=("198.51.100.0/24",), affinity_seconds=60, **ports)
+    local = external(external_local=True, health_check_node_port=30999, **ports)
+    found: list[str] = []
+    for service, endpoints in ((restricted, (LOCAL,)), (local, (LOCAL, REMOTE)), (local, (REMOTE,)), (local, ())):
+        rules = Made(service, slices=(build.endpoint_slice(name, *endpoints),)).rules
+        found += [rule_text(rule) for chain in rules.chains for rule in chain.rules]
+        found += [rule_text(placed.rule) for placed in rules.dispatch]
+    return found
+
+
+@pytest.mark.parametrize("name", ['x" -j ACCEPT', "x\nCOMMIT", "x\\", "x y", "x\u00e9"], ids=ascii)
+def test_a_name_that_no_comment_can_hold_is_left_out(name: str) -> None:
+    assert any("--comment" in each for each in every_text("x"))
+    assert not any("comment" in each or "x" in each for each in every_text(name))
+
+
+def test_comments_are_cut_to_what_the_tools_take() -> None:
+    comments = {each.split('"')[1] for each in every_text("x" * 300) if '"' in each}
+    assert {len(each) for each in comments} == {255}
+    assert f"default/{'x' * 247}" in comments
 
 
 def test_large_clusters_have_no_comments_at_endpoints() -> None:

@@ -6,6 +6,7 @@ import pytest
 
 from proxyd.ipt.objects import Chain, ChainName, Recent, Rule, Table
 from proxyd.ipt.saved import is_chain, printed, read, unordered
+from proxyd.kernel.ipt.recording import RecordingRules
 from proxyd.model import Family
 
 V4 = Family.IPV4
@@ -33,6 +34,28 @@ def test_a_saved_table_is_read_chain_by_chain() -> None:
         ChainName(Table.NAT, "NONE"): "",
         ChainName(Table.FILTER, "TWO"): "-j ACCEPT\n",
     }
+
+
+def test_a_rule_without_match_and_target_is_read() -> None:
+    lines = ["*filter\n", ":INPUT ACCEPT [0:0]\n", ":TEAM - [0:0]\n", "-A INPUT\n", "-A TEAM -j DROP\n", "-A TEAM\n"]
+    team = ChainName(Table.FILTER, "TEAM")
+    for ends in (lines, [line.strip() for line in lines]):
+        found = read(ends)
+        assert found.chains == {team: "-j DROP\n\n"}
+        assert found.rules(team) == ("-j DROP", "")
+
+
+@pytest.mark.parametrize("end", ["\r", "\x0b", "\x85", "\u2028"])
+def test_what_else_may_end_lines_ends_no_rule(end: str) -> None:
+    rule = f'-m comment --comment "a{end}-j DROP" -j ACCEPT'
+    found = read(["*nat\n", ":TEAM - [0:0]\n", f"-A TEAM {rule}\n", "-A TEAM -j DROP\n"])
+    assert found.rules(ChainName(Table.NAT, "TEAM")) == (rule, "-j DROP")
+    assert RecordingRules(V4, 1, found).contents() == found
+
+
+def test_a_chain_of_a_rule_without_match_and_target_is_found() -> None:
+    assert is_chain("\n", Chain(Table.NAT, "KUBE-FW-A", (Rule(),)), V4)
+    assert not is_chain("", Chain(Table.NAT, "KUBE-FW-A", (Rule(),)), V4)
 
 
 def test_a_chain_is_found_as_it_is_printed() -> None:

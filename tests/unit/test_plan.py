@@ -166,6 +166,15 @@ def test_rules_of_kube_proxy_are_read_as_their_tool_prints_them() -> None:
     }
 
 
+def test_a_comment_that_is_no_text_can_be_told() -> None:
+    words = '-d 10.96.0.1/32 -p tcp -m comment --comment "caf\udce9 cluster IP" -m tcp --dport 80 -j'
+    nat = {ChainName(Table.NAT, "KUBE-SERVICES"): f"{words} KUBE-SVC-A\n"}
+    refused = {ChainName(Table.FILTER, "KUBE-SERVICES"): f"{words} REJECT\n"}
+    for chains in (nat, refused):
+        (found,) = ipt_served.serving(Contents(chains)).values()
+        assert found.port == "caf\ufffd"
+
+
 @pytest.mark.parametrize(
     ("words", "problem"),
     [

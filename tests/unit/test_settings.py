@@ -167,6 +167,11 @@ class TestDetector:
         prefix = made(family, detect_local_mode="InterfaceNamePrefix", interface_name_prefix="veth")
         assert prefix.local == LocalDetector(interface="veth*")
 
+    def test_a_prefix_as_long_as_names_can_be_is_a_name(self) -> None:
+        policy: dict[str, Any] = {"detect_local_mode": "InterfaceNamePrefix"}
+        assert made(**policy, interface_name_prefix="v" * 14).local == LocalDetector(interface="v" * 14 + "*")
+        assert made(**policy, interface_name_prefix="v" * 15).local == LocalDetector(interface="v" * 15)
+
 
 class TestRelevantAddresses:
     @pytest.mark.parametrize(

@@ -25,6 +25,8 @@ LOCK_WAIT = 5
 _SHOWN = 600
 # Characters that are given to a tool at once.
 _PIECE = 1 << 16
+# How text keeps bytes that are none: comments of others may hold them.
+_ANY_BYTE = "surrogateescape"
 # Exit status of the tools where the lock was not to be had, among other things.
 _NO_RESOURCE = 4
 
@@ -61,6 +63,7 @@ class Iptables(Protocol):
     def save(self, table: str) -> Iterator[str]:
         """The lines of a table as ``iptables-save`` gives them; reading a table makes it exist.
 
+        Comments may hold any byte: what is no UTF-8 is escaped (``surrogateescape``), and ``restore`` gives it back.
         Raises ``IptablesUnavailableError``, ``IptablesRefusedError``.
         """
 
@@ -160,9 +163,10 @@ class IptablesTools:
 
     def _lines(self, command: list[str]) -> Iterator[str]:
         pipe = subprocess.PIPE
-        with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True) as process:  # noqa: S603
-            yield from process.stdout or ()
-            error = process.stderr.read() if process.stderr else ""
+        with subprocess.Popen(command, stdout=pipe, stderr=pipe) as process:  # noqa: S603
+            # As bytes: in text, a carriage return within a comment would end the line.
+            yield from (line.decode(errors=_ANY_BYTE) for line in process.stdout or ())
+            error = process.stderr.read().decode(errors="replace") if process.stderr else ""
         if process.returncode:
             raise IptablesRefusedError(_problem(command[0], process.returncode, error))
 
@@ -189,9 +193,9 @@ def _feed(stdin: IO[bytes] | None, pieces: Iterable[str]) -> None:
             kept.append(piece)
             size += len(piece)
             if size >= _PIECE:
-                stdin.write("".join(kept).encode())
+                stdin.write("".join(kept).encode(errors=_ANY_BYTE))
                 kept, size = [], 0
-        stdin.write("".join(kept).encode())
+        stdin.write("".join(kept).encode(errors=_ANY_BYTE))
         stdin.close()
     except BrokenPipeError:
         with suppress(BrokenPipeError):

@@ -18,7 +18,7 @@ class RecordingRules:
         self.calls: list[tuple[Transaction, ...]] = []
         """What each call would have been given."""
         self._family = family
-        self._chains = {name: text.splitlines() for name, text in there.chains.items()}
+        self._chains = {name: list(there.rules(name)) for name in there.chains}
         self._jumps = set(there.jumps)
 
     def commit(self, transactions: Iterable[Transaction]) -> None:
