@@ -197,9 +197,14 @@ class FamilySync:
     def owe(
         self, services: Iterable[ServiceKey], since: float, triggers: Iterable[float], received: Iterable[Received] = ()
     ) -> None:
-        """Takes changes that the kernel does not have yet; ``since`` is the monotonic time of the oldest."""
+        """Takes changes that the kernel does not have yet; ``since`` is the monotonic time of the oldest.
+
+        ``status`` has it from now on, lest a write that hangs goes unnoticed. A first one may take its time.
+        """
         self._dirty.update(services)
         self._since = since if self._since is None else self._since
+        if self.status.last_success is not None:
+            self.status = msgspec.structs.replace(self.status, owed_since=self._since)
         # Bounded: a family that fails owes them until it succeeds.
         self._triggers = [*self._triggers, *triggers][:TIMES_KEPT]
         self._received = [*self._received, *received][:TIMES_KEPT]

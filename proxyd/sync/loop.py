@@ -149,12 +149,16 @@ class SyncLoop:
     def progressed(self, family: Family, done: int, of: int) -> None:
         """Takes how many Services of how many a full write has written. For the sync thread, in the middle of a pass.
 
-        Shown at once to whoever reads ``status``; nobody is called for it.
+        Shown at once to whoever reads ``status``.
         """
         writing = self._progress.note(family, done, of)
         for each in self._families:
             if each.reconciler.family is family:
                 each.progressed(writing)
+        self._show_families()
+
+    def _show_families(self) -> None:
+        """Shows in ``status`` how the families stand in the middle of a pass; nobody is called for it."""
         families = tuple(each.status for each in self._families)
         self.status = msgspec.structs.replace(self.status, families=families)
 
@@ -180,6 +184,8 @@ class SyncLoop:
             triggers = (t for t in changes.triggers.get(family, ()) if t >= self._started_at)
             since = changes.since if changes.since is not None else started
             each.owe(changes.services, since, triggers, changes.received.get(family, ()))
+        self._show_families()
+        for each in self._families:
             if (result := each.sync(self._store.keys, node)) is not None:
                 results.append(result)
             self._publish(node)

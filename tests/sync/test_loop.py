@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from functools import partial
 
@@ -10,6 +11,7 @@ import pytest
 from proxyd.kube.decode import Decoded
 from proxyd.kube.store import TIMES_KEPT, Store
 from proxyd.model import Cause, Finding, Reason
+from proxyd.serve.health import alive
 from proxyd.sync.status import Status
 from tests import build
 from tests.sync.looping import SERVED, SLICES, SOON, TIMING, V4, V6, WEB, Daemon, both_families, running
@@ -208,6 +210,26 @@ def test_findings_of_others_are_told_too() -> None:
 
 
 # The end
+
+
+def test_a_write_that_hangs_is_owed_meanwhile() -> None:
+    hangs, go_on = threading.Event(), threading.Event()
+
+    def hang() -> None:
+        hangs.set()
+        go_on.wait(SOON)
+
+    with running(WEB, *SLICES) as daemon:
+        daemon.until(lambda: all(each.last_success for each in daemon.loop.status.families))
+        daemon.ruleset.watchers.append(hang)
+        daemon.store.services.remove(WEB.key)
+        assert hangs.wait(SOON)
+        status, now = daemon.loop.status, time.monotonic()
+        assert daemon.store.pending() == (0, None)
+        go_on.set()
+        assert alive(status, now, 30.0).healthy
+        assert not alive(status, now + 60.0, 30.0).healthy
+        daemon.until(lambda: all(each.owed_since is None for each in daemon.loop.status.families))
 
 
 def test_a_stop_while_nothing_happens_ends_the_loop_and_leaves_the_rules() -> None:
