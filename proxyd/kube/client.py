@@ -20,6 +20,7 @@ import urllib3
 from urllib3.exceptions import ConnectTimeoutError, HTTPError, NewConnectionError, ReadTimeoutError, SSLError
 
 from proxyd import __version__
+from proxyd.kube import nesting
 from proxyd.kube.kubeconfig import ClientError, Settings, one_line, read_settings, stamps
 from proxyd.kube.tls import tls_context
 
@@ -58,6 +59,9 @@ class _Status(msgspec.Struct):
 
     reason: str | None = None
     message: str | None = None
+
+
+_STATUS = msgspec.json.Decoder(_Status)
 
 
 class Response:
@@ -245,7 +249,7 @@ def connect(
 def _api_error(raw: urllib3.BaseHTTPResponse) -> ApiError:
     """Reads what an error answer has to say (a meta/v1 Status, if the API server itself sent it) and closes it."""
     try:
-        status = msgspec.json.decode(raw.read(CHUNK), type=_Status)
+        status = nesting.decode(_STATUS, raw.read(CHUNK))
     except (HTTPError, OSError, ValueError, msgspec.MsgspecError):
         status = _Status()
     raw.close()
