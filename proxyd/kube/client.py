@@ -9,6 +9,7 @@ from __future__ import annotations
 import ssl
 import threading
 import time
+import warnings
 from collections.abc import Callable, Mapping
 from email.utils import parsedate_to_datetime
 from typing import Any, Protocol
@@ -17,10 +18,18 @@ from urllib.parse import urlencode, urlsplit
 import msgspec
 import structlog
 import urllib3
-from urllib3.exceptions import ConnectTimeoutError, HTTPError, NewConnectionError, ReadTimeoutError, SSLError
+from urllib3.exceptions import (
+    ConnectTimeoutError,
+    DependencyWarning,
+    HTTPError,
+    NewConnectionError,
+    ReadTimeoutError,
+    SSLError,
+)
 
 from proxyd import __version__
-from proxyd.kube.kubeconfig import ClientError, Settings, one_line, read_settings, stamps
+from proxyd.kube import nesting
+from proxyd.kube.kubeconfig import ClientError, Settings, one_line, read_settings, stamps, without_password
 from proxyd.kube.tls import tls_context
 
 CONNECT_SECONDS = 10.0
@@ -58,6 +67,9 @@ class _Status(msgspec.Struct):
 
     reason: str | None = None
     message: str | None = None
+
+
+_STATUS = msgspec.json.Decoder(_Status)
 
 
 class Response:
@@ -217,11 +229,20 @@ class Client:
             log.warning("API client configuration not reloaded, keeping the old one", error=str(error))
 
     def _build(self, settings: Settings) -> None:
+        """Takes these settings. Raises ClientError, and keeps those before then."""
         from kubernetes.client import ApiClient  # noqa: PLC0415 - costly, and not needed for a folder of manifests
 
-        self._settings = settings
-        self._pool: urllib3.PoolManager = ApiClient(settings.configuration).rest_client.pool_manager
-        self._pool.connection_pool_kw["ssl_context"] = tls_context(settings.configuration)
+        try:
+            with warnings.catch_warnings(action="ignore", category=DependencyWarning):  # said below
+                pool: urllib3.PoolManager = ApiClient(settings.configuration).rest_client.pool_manager
+        except (ImportError, ValueError, HTTPError) as error:
+            # Of all that the package is given, this alone has not been looked at before.
+            raise ClientError(
+                f"the proxy {without_password(settings.configuration.proxy)!r} (HTTPS_PROXY or proxy-url) cannot be used:"
+                " it must be a URL such as http://192.0.2.1:3128; SOCKS is not supported"
+            ) from error
+        pool.connection_pool_kw["ssl_context"] = tls_context(settings.configuration)
+        self._settings, self._pool = settings, pool
         self._checked = self._clock()
         self._stamps = stamps(settings.files)
 
@@ -245,7 +266,7 @@ def connect(
 def _api_error(raw: urllib3.BaseHTTPResponse) -> ApiError:
     """Reads what an error answer has to say (a meta/v1 Status, if the API server itself sent it) and closes it."""
     try:
-        status = msgspec.json.decode(raw.read(CHUNK), type=_Status)
+        status = nesting.decode(_STATUS, raw.read(CHUNK))
     except (HTTPError, OSError, ValueError, msgspec.MsgspecError):
         status = _Status()
     raw.close()

@@ -13,6 +13,7 @@ from typing import Generic, NamedTuple, TypeVar
 import msgspec
 
 from proxyd.addresses import canonical, is_usable_endpoint
+from proxyd.kube import nesting
 from proxyd.model import (
     TO_BE_DELETED_TAINT,
     Endpoint,
@@ -187,9 +188,9 @@ def _decoded(
     Raises ``msgspec.MsgspecError`` where not even name and version can be read.
     """
     try:
-        wire = decoder.decode(raw)
+        wire = nesting.decode(decoder, raw)
     except msgspec.ValidationError as error:
-        identity = _IDENTITY.decode(raw).metadata
+        identity = nesting.decode(_IDENTITY, raw).metadata
         key = (identity.namespace or "", identity.name or "")
         return Decoded(key, identity.resource_version or "", None, str(error))
     meta = wire.metadata  # type: ignore[attr-defined]

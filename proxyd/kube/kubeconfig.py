@@ -54,6 +54,9 @@ def read_settings(kubeconfig: str, master: str, service_account: str) -> Setting
     _check_certificates(*certificates, origin=f"kubeconfig {kubeconfig}" if kubeconfig else origin)
     # Assigned last: the choice of a proxy from the environment depends on it.
     configuration.host = host
+    if configuration.proxy:
+        proxy = str(configuration.proxy)
+        configuration.proxy = proxy if "://" in proxy else f"http://{proxy}"  # as Go reads HTTPS_PROXY
     return Settings(configuration, host, (*files, *(name for name in certificates if name)))
 
 
@@ -147,6 +150,12 @@ def _socket_options() -> list[tuple[int, int, int]]:
         (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 15),
         (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 9),
     ]
+
+
+def without_password(url: str) -> str:
+    """A URL for a message, whatever may be wrong with it."""
+    scheme, _, rest = url.rpartition("://")
+    return f"{scheme}://{rest.rpartition('@')[2]}"
 
 
 def one_line(error: Exception) -> str:

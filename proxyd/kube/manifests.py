@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import stat
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -29,12 +29,13 @@ DEBOUNCE_MS = 20
 # The folder is looked at this often without any report too: not every file system sends them.
 RESCAN_MS = 5_000
 
-# A file may be seen between being cut and being written again: what takes objects away must still be so after this time.
+# A file may be seen while it is saved, cut or missing: what takes objects away must still be so after this time (seconds).
 SETTLE_SECONDS = 0.1
 
 log = structlog.get_logger()
 
 Claim = tuple[str, ObjectKey]  # kind and key of an object
+Stamp = tuple[int, int, int]  # what tells that a file was written or replaced
 
 
 class ManifestError(UserError):
@@ -44,7 +45,7 @@ class ManifestError(UserError):
 class _File(NamedTuple):
     """What is known of one file: its stamp, what it gave, and what is wrong with it ("" if nothing)."""
 
-    stamp: tuple[int, int, int]
+    stamp: Stamp
     objects: dict[Claim, Decoded[Any]]
     wrong: str
 
@@ -100,7 +101,8 @@ class ManifestSource:
         }
         self._files: dict[str, _File] = {}
         self._claims: dict[Claim, dict[str, Decoded[Any]]] = {}
-        self._unsettled: set[str] = set()
+        # Files that give less than before, each as it was seen (None: missing).
+        self._unsettled: dict[str, Stamp | None] = {}
         self._stopping = stopping
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="manifests", daemon=True)
@@ -172,30 +174,35 @@ class ManifestSource:
                 report = notify.watch(DEBOUNCE_MS, STEP_MS, RESCAN_MS, self._stop)
 
     def _refresh(self) -> None:
-        """Takes up what changed; twice, if a file looked as if it were being written."""
+        """Takes up what changed; again, while a file looks as if it were being written."""
         self._look(settled=False)
         while self._unsettled and not self._stop.wait(SETTLE_SECONDS):
             self._look(settled=True)
 
     def _look(self, *, settled: bool) -> None:
+        """Takes up what changed; with ``settled`` also what was unsettled before and is still the same."""
         found = self._scan()
-        again, self._unsettled = self._unsettled, set()
+        again, self._unsettled = self._unsettled, {}
         touched: set[Claim] = set()
         changed = False
         for name in [name for name in self._files if name not in found]:
-            touched |= self._drop(name)
-            changed = True
+            if settled and name in again and again[name] is None:
+                touched |= self._drop(name)
+                changed = True
+            else:
+                # Editors save by giving the old file another name before they write the new one.
+                self._unsettled[name] = None
         for name, stamp in found.items():
             known = self._files.get(name)
             if known is None or known.stamp != stamp or name in again:
-                touched |= self._read(name, stamp, settled=settled and name in again)
+                touched |= self._read(name, stamp, settled=settled and again.get(name) == stamp)
                 changed = True
         for claim in touched:
             self._settle(claim)
         if changed:
             self._report()
 
-    def _scan(self) -> dict[str, tuple[int, int, int]]:
+    def _scan(self) -> dict[str, Stamp]:
         """Names (in order) and stamps of the files that count. Hidden files and editors' temporary ones do not."""
         found = {}
         # By descriptor: a folder that is renamed in between must not look like one whose files are gone.
@@ -215,12 +222,14 @@ class ManifestSource:
 
     # -- files ---------------------------------------------------------------------------------------------------------
 
-    def _read(self, name: str, stamp: tuple[int, int, int], *, settled: bool) -> set[Claim]:
+    def _read(self, name: str, stamp: Stamp, *, settled: bool) -> set[Claim]:
         """Reads a file and gives the objects that it touches. An unreadable one keeps what it gave before."""
+        from proxyd.kube.documents import documents  # noqa: PLC0415 - costly (yaml), and needed for this source only
+
         before = self._files.get(name, _File(stamp, {}, ""))
         reading = _Reading()
         try:
-            for document in _documents((self._folder / name).read_bytes(), name):
+            for document in documents((self._folder / name).read_bytes(), name):
                 self._take(document, reading)
         except _UNREADABLE as error:
             reading.objects, reading.problems = before.objects, [_one_line(error)]
@@ -228,7 +237,7 @@ class ManifestSource:
         lost = before.objects.keys() - objects.keys()
         if not settled and (lost or wrong):
             # What is there may be taken at once; what is missing, and what seems wrong, must prove true.
-            self._unsettled.add(name)
+            self._unsettled[name] = stamp
             wrong = before.wrong
         if lost and (reading.nameless or not settled):
             objects = {**objects, **{claim: before.objects[claim] for claim in lost}}
@@ -307,9 +316,10 @@ class ManifestSource:
     def _report(self) -> None:
         """Brings the findings about files up to date: unreadable ones, and objects that another file gives too."""
         losers: dict[str, list[str]] = {}
+        missing = {name for name, stamp in self._unsettled.items() if stamp is None}
         for claim, files in self._claims.items():
             if len(files) > 1:
-                first, *others = sorted(files)
+                first, *others = sorted(files.keys() - missing) or ("",)
                 for name in others:
                     losers.setdefault(name, []).append(f"{_name(claim)} is in {first} already")
         for name, file in self._files.items():
@@ -357,21 +367,6 @@ def read_file(path: str, store: Store, node_name: str) -> None:
 
 def _counts(name: str) -> bool:
     return name.endswith(SUFFIXES) and not name.startswith((".", "#", "~"))
-
-
-def _documents(data: bytes, name: str) -> Iterator[Any]:
-    """The documents of a file as plain values. Raises one of ``_UNREADABLE``."""
-    if name.endswith(".json"):
-        if data.strip():
-            yield msgspec.json.decode(data)
-        return
-    import yaml  # noqa: PLC0415 - needed for this source (and a kubeconfig) only
-
-    loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-    try:
-        yield from yaml.load_all(data, Loader=loader)
-    except yaml.YAMLError as error:
-        raise ValueError(f"invalid YAML: {_one_line(error)}") from error
 
 
 def _fill_in(document: dict[str, Any], kind: str) -> None:

@@ -93,10 +93,9 @@ class Intake(Generic[T]):
             for decoded in listed:
                 seen.add(decoded.key)
                 self._put(decoded)
-            for key in [key for key in self.objects if key not in seen]:
+            unreadable = [key for kind, key in self._store.unreadable if kind == self.kind]
+            for key in [key for key in (*self.objects, *unreadable) if key not in seen]:
                 self._remove(key)
-            for key in [key for kind, key in self._store.unreadable if kind == self.kind and key not in seen]:
-                del self._store.unreadable[self.kind, key]
             self._store.listed(self)
 
     def overlay(self, more: Intake[T]) -> None:
@@ -113,22 +112,32 @@ class Intake(Generic[T]):
             self._store.happened(Origin(self.kind), decoded.key, Action.UNREADABLE)
             self._store.attention()
             return
-        self._store.unreadable.pop((self.kind, decoded.key), None)
         if decoded.value is None:
             self._remove(decoded.key)
             return
+        was_unreadable = self._no_longer_unreadable(decoded.key)
         old = self.objects.get(decoded.key)
         if old != decoded.value:
             self.objects[decoded.key] = decoded.value
             self._store.happened(Origin(self.kind), decoded.key, Action.MODIFIED if old is not None else Action.ADDED)
             self._changed(old, decoded.value)
+        elif was_unreadable:
+            self._store.happened(Origin(self.kind), decoded.key, Action.MODIFIED)
 
     def _remove(self, key: ObjectKey) -> None:
-        self._store.unreadable.pop((self.kind, key), None)
+        was_unreadable = self._no_longer_unreadable(key)
         old = self.objects.pop(key, None)
-        if old is not None:
+        if old is not None or was_unreadable:
             self._store.happened(Origin(self.kind), key, Action.DELETED)
+        if old is not None:
             self._changed(old, None)
+
+    def _no_longer_unreadable(self, key: ObjectKey) -> bool:
+        """Ends the Finding about an object, if there is one: no rule may change, but its end has to be reported."""
+        if self._store.unreadable.pop((self.kind, key), None) is None:
+            return False
+        self._store.attention()
+        return True
 
 
 class Store:
@@ -245,7 +254,7 @@ class Store:
             self.lock.notify_all()
 
     def attention(self) -> None:
-        """Asks for a pass although no rule may change (there is a Finding to report); the caller holds the lock."""
+        """Asks for a pass although no rule may change (a Finding came or went); the caller holds the lock."""
         if self._since is None:
             self._since = self._now()
         self.lock.notify_all()

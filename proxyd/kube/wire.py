@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import msgspec
 
+from proxyd.kube import nesting
 from proxyd.kube.client import Response, TransportError
 
 # On the bookmark behind the last initial event of a WatchList (KEP-3157).
@@ -72,7 +73,7 @@ _STATUS = msgspec.json.Decoder(_Status)
 def list_page(body: bytes) -> Page:
     """Reads a list. Raises WatchError."""
     try:
-        return _PAGE.decode(body)
+        return nesting.decode(_PAGE, body)
     except msgspec.MsgspecError as error:
         raise WatchError("garbled", f"list: {error}") from error
 
@@ -81,7 +82,7 @@ def events(response: Response) -> Iterator[Event]:
     """Gives the events of a watch as they come, until it ends. Raises WatchError for an ERROR event or a garbled line."""
     for line in _lines(response):
         try:
-            event = _EVENT.decode(line)
+            event = nesting.decode(_EVENT, line)
         except msgspec.MsgspecError as error:
             raise WatchError("garbled", f"watch event: {error}") from error
         if event.type == "ERROR":
@@ -92,7 +93,7 @@ def events(response: Response) -> Iterator[Event]:
 def bookmark(event: Event) -> Meta:
     """Reads the object of a BOOKMARK event. Raises WatchError."""
     try:
-        return _BOOKMARK.decode(event.object).metadata
+        return nesting.decode(_BOOKMARK, event.object).metadata
     except msgspec.MsgspecError as error:
         raise WatchError("garbled", f"bookmark: {error}") from error
 
@@ -117,7 +118,7 @@ def _lines(response: Response) -> Iterator[bytes]:
 def _error(event: Event) -> WatchError:
     """The meta/v1 Status in an ERROR event; an expired version comes as code 410, or as a reason only."""
     try:
-        status = _STATUS.decode(event.object)
+        status = nesting.decode(_STATUS, event.object)
     except msgspec.MsgspecError:
         status = _Status()
     code = 410 if status.reason in ("Expired", "Gone") else status.code or 0

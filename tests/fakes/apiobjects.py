@@ -89,3 +89,10 @@ def initial_end(version: int) -> bytes:
 def error_line(code: int, reason: str) -> bytes:
     body = {"kind": "Status", "code": code, "reason": reason, "message": "on demand"}
     return b'{"type":"ERROR","object":%b}\n' % json.dumps(body).encode()
+
+
+def deep_service(name: str, ip: str, levels: int) -> str:
+    """The JSON of a Service with so many levels in its managed fields, which is more than Python's own writer takes."""
+    known = service(name, ip)
+    known["metadata"] |= {"resourceVersion": "1000", "managedFields": [{"fieldsV1": "DEEP"}]}
+    return json.dumps(known).replace('"DEEP"', '{"f:a":' * levels + "{}" + "}" * levels)

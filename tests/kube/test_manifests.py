@@ -15,7 +15,7 @@ import yaml
 from proxyd.kube.manifests import ManifestError, ManifestSource
 from proxyd.kube.store import Store
 from proxyd.model import Endpoint, Family, Node, Reason, Service, ServiceKey, ServicePort
-from tests.fakes.apiobjects import endpoint_slice, service
+from tests.fakes.apiobjects import deep_service, endpoint_slice, service
 
 DEADLINE = 30.0
 
@@ -193,6 +193,12 @@ class TestBadFiles:
             ("bad.yaml", "kind: 17", "no kind"),
             ("bad.yaml", "- 1\n", "no kind"),
             ("bad.yaml", "!!python/object:os.system {}", "invalid YAML"),
+            ("bad.yaml", "kind: !!bool maybe", "not a valid bool"),
+            ("bad.yaml", 'kind: !!int ""', "not a valid int"),
+            ("bad.yaml", 'kind: !!float ""', "not a valid float"),
+            ("bad.yaml", "kind: " + "1:" * 300 + "1.5", "not a valid float"),
+            ("bad.yaml", "kind: !!timestamp foo", "not a valid timestamp"),
+            ("bad.yaml", "kind: Service\nmetadata: {creationTimestamp: 2026-13-45}", "line 2"),
             ("bad.json", "{", "truncated"),
             ("bad.json", '{"kind": "Service"}{}', ""),
             ("bad.yaml", "kind: List\napiVersion: v1\nitems: [17]", "no kind"),
@@ -249,6 +255,12 @@ class TestBadFiles:
         assert folder.names() == []
         assert "no spec.clusterIP" in folder.complaints().pop("default/a")
         assert list(folder.complaints()) == ["default/a"]
+
+    def test_json_nested_deeper_than_the_json_reader_goes(self, folder: Folder) -> None:
+        deep = deep_service("deep", "10.0.0.9", 5_000)[1:]
+        folder.write("all.json", f'{{"kind": "ServiceList", "apiVersion": "v1", "items": [{{{deep}]}}')
+        folder.source.start()
+        assert (folder.names(), folder.complaints()) == (["deep"], {})
 
     def test_loops_within_yaml(self, folder: Folder) -> None:
         folder.write("a.yaml", "apiVersion: v1\nkind: Service\nmetadata: &m {name: a, annotations: *m}\n")
@@ -313,6 +325,43 @@ class TestFollowing:
         path.write_text(documents(service("a", "10.0.0.9"), service("b", "10.0.0.2")))
         until(lambda: folder.ip("a") == "10.0.0.9")
         assert folder.store.take().services == {ServiceKey("default", "a")}
+
+    def test_nothing_is_lost_while_a_file_is_renamed_and_written_anew(self, folder: Folder) -> None:
+        """As vim saves: the old file gets another name, then one with the name is made, then it is written."""
+        path, look = folder.path / "a.yaml", folder.source._look
+        path.write_text(documents(service("a", "10.0.0.1"), service("b", "10.0.0.2")))
+        assert folder.source.read()
+        folder.store.take()
+        path.rename(folder.path / "a.yaml~")
+        look(settled=False)
+        assert folder.names() == ["a", "b"]
+        path.touch()
+        look(settled=True)  # what is settled is that it was missing, not that it is empty
+        assert folder.names() == ["a", "b"]
+        path.write_text(documents(service("a", "10.0.0.9"), service("b", "10.0.0.2")))
+        look(settled=True)
+        assert folder.ip("a") == "10.0.0.9"
+        assert folder.store.take().services == {ServiceKey("default", "a")}
+        assert not folder.source._unsettled
+
+    def test_a_file_that_stays_missing(self, folder: Folder) -> None:
+        folder.write("a.yaml", documents(service("a", "10.0.0.1")))
+        assert folder.source.read()
+        (folder.path / "a.yaml").unlink()
+        folder.source._look(settled=False)
+        assert folder.names() == ["a"]
+        folder.source._look(settled=True)
+        assert folder.names() == []
+
+    def test_a_file_that_only_gets_another_name_is_no_trouble(self, folder: Folder) -> None:
+        folder.write("a.yaml", documents(service("a", "10.0.0.1")))
+        assert folder.source.read()
+        folder.store.take()
+        (folder.path / "a.yaml").rename(folder.path / "b.yaml")
+        for settled in (False, True):
+            folder.source._look(settled=settled)
+            assert (folder.names(), folder.complaints()) == (["a"], {})
+        assert folder.store.take().services == set()
 
     def test_a_file_that_stays_empty(self, folder: Folder) -> None:
         folder.write("a.yaml", documents(service("a", "10.0.0.1")))

@@ -12,7 +12,7 @@ from proxyd.kube.once import NotListedError, list_once
 from proxyd.kube.store import Store
 from tests.fakes import apiserver as fake
 from tests.fakes.apifaults import status
-from tests.fakes.apiobjects import endpoint_slice, service
+from tests.fakes.apiobjects import deep_service, endpoint_slice, service
 from tests.fakes.apiserver import ApiServer, Exchange
 
 
@@ -75,3 +75,12 @@ def test_objects_without_a_readable_name_are_told(api: ApiServer) -> None:
 
     api.fail(strange, path=fake.SERVICES)
     assert listed(api) == (["a"], ("services left out, for they have no readable name: 2",))
+
+
+def test_an_object_nested_deeper_than_the_json_reader_goes(api: ApiServer) -> None:
+    def deep(exchange: Exchange) -> None:
+        items = f"{deep_service('deep', '10.0.0.9', 5_000)},{json.dumps(service('a', '10.0.0.1'))}"
+        exchange.reply(200, f'{{"metadata":{{"resourceVersion":"1"}},"items":[{items}]}}'.encode())
+
+    api.fail(deep, path=fake.SERVICES)
+    assert listed(api) == (["a", "deep"], ())

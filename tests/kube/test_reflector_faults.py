@@ -10,7 +10,7 @@ from proxyd.kube.reflector import Reflector, Timing
 from proxyd.kube.resources import SERVICES
 from tests.fakes import apifaults as faults
 from tests.fakes import apiserver as fake
-from tests.fakes.apiobjects import service
+from tests.fakes.apiobjects import added_line, deep_service, initial_end, service
 from tests.fakes.apiserver import ApiServer
 from tests.kube.rig import DEADLINE, Rig, until
 
@@ -188,6 +188,62 @@ class TestObjects:
         api.delete(fake.SERVICES, "default", "a")
         until(lambda: rig.names() == ["b"])
         assert rig.store.unreadable == {}
+
+
+class TestDepth:
+    """Objects nested deeper than msgspec goes. Go's JSON reader takes 10,000 levels, and nothing that is read lies deep."""
+
+    LEVELS = (1_200, 9_990)
+
+    @pytest.mark.parametrize("levels", LEVELS)
+    def test_in_the_watch(self, rig: Rig, api: ApiServer, levels: int) -> None:
+        rig.run_synced()
+        api.put_raw(fake.SERVICES, deep_service("deep", "10.0.0.9", levels))
+        api.put(fake.SERVICES, service("c", "10.0.0.3"))
+        until(lambda: rig.names() == ["a", "b", "c", "deep"])
+        assert (rig.delays, rig.reflector.state.errors, api.count()) == ([], {}, 1)
+
+    @pytest.mark.parametrize("levels", LEVELS)
+    def test_in_the_initial_events(self, rig: Rig, api: ApiServer, levels: int) -> None:
+        def deep(exchange: fake.Exchange) -> None:
+            exchange.begin()
+            exchange.send(added_line(deep_service("deep", "10.0.0.9", levels).encode()), *exchange.added())
+            exchange.send(initial_end(1000))
+            exchange.end()
+
+        api.fail(deep, kind="watchlist")
+        rig.run_synced()
+        assert rig.names() == ["a", "b", "deep"]
+
+    @pytest.mark.parametrize("levels", LEVELS)
+    def test_in_the_list(self, rig: Rig, api: ApiServer, levels: int) -> None:
+        def deep(exchange: fake.Exchange) -> None:
+            raw = deep_service("deep", "10.0.0.9", levels).encode()
+            good = exchange.api.snapshot(exchange.request)[1][0][1]
+            exchange.reply(200, b'{"metadata":{"resourceVersion":"102"},"items":[%b,%b]}' % (raw, good))
+
+        api.fail(faults.status(422))
+        api.fail(deep)
+        rig.run_synced()
+        assert rig.names() == ["a", "deep"]
+
+    def test_one_that_is_wrong_too_is_refused_alone(self, rig: Rig, api: ApiServer) -> None:
+        rig.run_synced()
+        api.put_raw(fake.SERVICES, deep_service("deep", "10.0.0.9", 5_000).replace('"port": 80', '"port": "http"'))
+        api.put(fake.SERVICES, service("c", "10.0.0.3"))
+        until(lambda: rig.names() == ["a", "b", "c"])
+        assert [finding.object for finding in rig.store.unreadable.values()] == ["default/deep"]
+
+    def test_a_line_that_is_only_deep_is_garbled(self, rig: Rig, api: ApiServer) -> None:
+        api.fail(faults.raw_lines(b"[" * 100_000 + b"\n"))
+        rig.run_synced()
+        assert set(rig.reflector.state.errors) == {"garbled"}
+
+    def test_an_error_that_is_deep(self, rig: Rig, api: ApiServer) -> None:
+        body = b'{"reason":"Busy","details":%b}' % (b'{"a":' * 5_000 + b"1" + b"}" * 5_000)
+        api.fail(lambda exchange: exchange.reply(503, body))
+        rig.run_synced()
+        assert rig.reflector.state.last_error == "http-503: 503 Busy"
 
 
 class TestSilence:

@@ -191,6 +191,15 @@ def test_an_unreadable_object_is_told_and_keeps_what_was_known() -> None:
     assert [each.reason for each in daemon.observer.findings] == [Reason.UNREADABLE_OBJECT]
 
 
+def test_the_finding_about_an_unreadable_object_goes_with_the_object() -> None:
+    with running(WEB, *SLICES) as daemon:
+        daemon.until(lambda: daemon.serves(*SERVED))
+        daemon.store.services.put(Decoded(("default", "broken"), "2", None, "spec.ports: not a list"))
+        daemon.until(lambda: bool(daemon.loop.status.findings))
+        daemon.store.services.remove(("default", "broken"))
+        daemon.until(lambda: not daemon.loop.status.findings)
+
+
 def test_findings_that_stand_are_the_same_object_so_that_nobody_looks_at_them_again() -> None:
     bad = build.service("bad", cluster_ips=("10.96.0.9", "2001:db8:96::9"), external_ips=("nonsense",))
     with running(bad, WEB, *SLICES) as daemon:

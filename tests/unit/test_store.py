@@ -2,13 +2,26 @@
 
 import itertools
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import pytest
 
 from proxyd.kube.decode import Decoded
 from proxyd.kube.store import TIMES_KEPT, Changes, Received, Store
-from proxyd.model import Cause, Endpoint, EndpointSlice, Family, Finding, Node, Reason, Service, ServiceKey
+from proxyd.model import (
+    Action,
+    Cause,
+    Endpoint,
+    EndpointSlice,
+    Event,
+    Family,
+    Finding,
+    Node,
+    Origin,
+    Reason,
+    Service,
+    ServiceKey,
+)
 from tests import build
 
 WEB, API = ServiceKey("shop", "web"), ServiceKey("shop", "api")
@@ -191,6 +204,33 @@ class TestUnreadable:
         store.services.put(self.REFUSED)
         store.services.remove(WEB)
         assert store.unreadable == {}
+
+    @pytest.mark.parametrize(
+        ("end", "action"),
+        [
+            (lambda store: store.services.put(service(WEB)), Action.MODIFIED),
+            (lambda store: store.services.replace([service(WEB)]), Action.MODIFIED),
+            (lambda store: store.services.put(Decoded(WEB, "3", None)), Action.DELETED),
+            (lambda store: store.services.remove(WEB), Action.DELETED),
+            (lambda store: store.services.replace([]), Action.DELETED),
+        ],
+        ids=["as before", "as before in a list", "not for us", "deleted", "missing in a list"],
+    )
+    @pytest.mark.parametrize("known", [True, False])
+    def test_its_end_is_an_event_that_somebody_has_to_report(
+        self, store: Store, end: Callable[[Store], None], action: Action, known: bool
+    ) -> None:
+        if known:
+            store.services.put(service(WEB))
+        store.services.put(self.REFUSED)
+        store.take()
+        end(store)
+        assert store.wait(0)
+        if not known and action is Action.MODIFIED:
+            action = Action.ADDED
+        assert store.take().events == (Event(Origin.SERVICE, "shop/web", action),)
+        end(store)
+        assert not store.wait(0)
 
     def test_ends_when_a_list_is_without_it_and_other_kinds_stay(self, store: Store) -> None:
         store.services.put(self.REFUSED)
