@@ -6,7 +6,6 @@ import sys
 from collections.abc import Sequence
 from typing import NamedTuple
 
-import msgspec
 from msgspec.structs import replace
 
 from proxyd import logs
@@ -27,7 +26,7 @@ from proxyd.kernel.verifying import CannotVerifyError, IptReader, NftReader, Rea
 from proxyd.model import Family, HostState, Node
 from proxyd.modes import backend_choice
 from proxyd.objects import given
-from proxyd.serve.ask import ask
+from proxyd.serve.ask import ask, decoded
 from proxyd.serve.explaining import answer_json, path_of
 from proxyd.startup import policy_of
 
@@ -69,8 +68,7 @@ def explain(arguments: Sequence[str]) -> int:
         return 0
     asked = read_question(arguments)
     if asked.line is None:
-        body = ask(path_of(asked.words))
-        told = msgspec.json.decode(body, type=Answer)
+        told = decoded(ask(path_of(asked.words)), Answer)
     else:
         config = load(asked.line)
         logs.configure(config.logging_format, -1)
