@@ -11,6 +11,7 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from proxyd import __version__, logs
+from proxyd.asking import check_words
 from proxyd.config import CommandLine, Config, ConfigError, as_file, load, options, read_arguments
 from proxyd.ending import Ending
 from proxyd.errors import CannotWorkHereError, UserError
@@ -53,6 +54,7 @@ def _command(arguments: list[str]) -> int:
         arguments.remove(OWN)
     try:
         if command in QUESTIONS:
+            check_words(arguments)
             return QUESTIONS[command](arguments)
         return _dispatch(command, read_arguments(arguments), own_only=own_only)
     except UserError as error:

@@ -109,9 +109,8 @@ def read_question(arguments: Sequence[str]) -> Asked:
         )
     if "--manifests" in sources and len(sources) > 1:
         raise UserError(f"--manifests and {sources[1]}: say one of them")
-    words = Words(
-        given.name, own["--from"], own["--to"], own["--interface"], "yes" if own["--verify"] == "true" else ""
-    )
+    verify = "yes" if given.switches["--verify"] else ""
+    words = Words(given.name, own["--from"], own["--to"], own["--interface"], verify)
     words.check()
     return Asked(words, given.as_json, line if line.given else None)
 

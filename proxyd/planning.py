@@ -96,7 +96,7 @@ def read_plan(arguments: Sequence[str]) -> Asked:
     apply = given.own["--apply"]
     if apply and "--manifests" in given.line.given:
         raise UserError("--apply: goes on top of what is served, and --manifests is all there is: give one of them")
-    return Asked(apply, given.as_json, given.own["--rules"] == "true", given.line)
+    return Asked(apply, given.as_json, given.switches["--rules"], given.line)
 
 
 def _ask_running() -> Running | None:
