@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -10,6 +11,7 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from proxyd import __version__, logs
+from proxyd.asking import check_words
 from proxyd.config import CommandLine, Config, ConfigError, as_file, load, options, read_arguments
 from proxyd.ending import Ending
 from proxyd.errors import CannotWorkHereError, UserError
@@ -18,20 +20,41 @@ USAGE = 2
 FAILURE = 1
 # Of the commands explain, drain and plan: nobody here can answer.
 NO_ANSWER = 4
+# As of programs that SIGINT and SIGPIPE end.
+INTERRUPTED, READER_QUIT = 130, 141
 COMMANDS = ("run", "status", "history", "explain", "drain", "plan", "cleanup")
 # Of the command cleanup only.
 OWN = "--own"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs a command; gives the exit status: 0 done, 1 cannot work here, 2 the user's input is wrong, 3 start me anew."""
-    arguments = list(sys.argv[1:] if argv is None else argv)
+    """Runs a command; gives the exit status: 0 done, 1 cannot work here, 2 the user's input is wrong, 3 start me anew,
+    130 interrupted, 141 nobody reads the output any more; others are a command's own.
+    """
+    try:
+        try:
+            return _command(list(sys.argv[1:] if argv is None else argv))
+        finally:
+            # Not left to the end of Python, which complains of a reader that has quit.
+            print(end="", flush=True)  # noqa: T201
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except BrokenPipeError:
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        for output in (1, 2):
+            os.dup2(nowhere, output)
+        return READER_QUIT
+
+
+def _command(arguments: list[str]) -> int:
+    """Runs a command; gives the exit status. What is wrong is told on standard error."""
     command = arguments.pop(0) if arguments and arguments[0] in COMMANDS else "run"
     own_only = command == "cleanup" and OWN in arguments
     if own_only:
         arguments.remove(OWN)
     try:
         if command in QUESTIONS:
+            check_words(arguments)
             return QUESTIONS[command](arguments)
         return _dispatch(command, read_arguments(arguments), own_only=own_only)
     except UserError as error:
@@ -112,14 +135,12 @@ def status(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="proxyd status", description=status.__doc__, allow_abbrev=False)
     parser.add_argument("-o", "--output", choices=("text", "json"), default="text", help="for people or for programs")
     output = parser.parse_args(arguments).output
-    import msgspec  # noqa: PLC0415
-
-    from proxyd.serve.ask import ask  # noqa: PLC0415
+    from proxyd.serve.ask import ask, decoded  # noqa: PLC0415
     from proxyd.serve.report import PATH, Report  # noqa: PLC0415
     from proxyd.serve.report_text import report_text  # noqa: PLC0415
 
     body = ask(PATH)
-    report = msgspec.json.decode(body, type=Report)
+    report = decoded(body, Report)
     sys.stdout.write(body.decode() if output == "json" else report_text(report))
     return 0 if report.ready else FAILURE
 

@@ -22,7 +22,7 @@ from proxyd.explain.question import read_name
 from proxyd.kernel.conntrack import Conntrack
 from proxyd.kernel.flows import FlowsError
 from proxyd.model import FAMILIES, CamelStruct
-from proxyd.serve.ask import ask
+from proxyd.serve.ask import ask, decoded
 from proxyd.serve.draining import path_of
 
 OWN_FLAGS = {"--wait": False}
@@ -118,7 +118,7 @@ def _ports(service: str) -> tuple[PortState, ...]:
     found: list[PortState] = []
     after: str | None = ""
     while after is not None:
-        page = msgspec.json.decode(ask(path_of(service, after)), type=Ports)
+        page = decoded(ask(path_of(service, after)), Ports)
         found += page.ports
         after = page.after
     return tuple(found)

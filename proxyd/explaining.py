@@ -6,7 +6,6 @@ import sys
 from collections.abc import Sequence
 from typing import NamedTuple
 
-import msgspec
 from msgspec.structs import replace
 
 from proxyd import logs
@@ -27,7 +26,7 @@ from proxyd.kernel.verifying import CannotVerifyError, IptReader, NftReader, Rea
 from proxyd.model import Family, HostState, Node
 from proxyd.modes import backend_choice
 from proxyd.objects import given
-from proxyd.serve.ask import ask
+from proxyd.serve.ask import ask, decoded
 from proxyd.serve.explaining import answer_json, path_of
 from proxyd.startup import policy_of
 
@@ -69,8 +68,7 @@ def explain(arguments: Sequence[str]) -> int:
         return 0
     asked = read_question(arguments)
     if asked.line is None:
-        body = ask(path_of(asked.words))
-        told = msgspec.json.decode(body, type=Answer)
+        told = decoded(ask(path_of(asked.words)), Answer)
     else:
         config = load(asked.line)
         logs.configure(config.logging_format, -1)
@@ -111,9 +109,8 @@ def read_question(arguments: Sequence[str]) -> Asked:
         )
     if "--manifests" in sources and len(sources) > 1:
         raise UserError(f"--manifests and {sources[1]}: say one of them")
-    words = Words(
-        given.name, own["--from"], own["--to"], own["--interface"], "yes" if own["--verify"] == "true" else ""
-    )
+    verify = "yes" if given.switches["--verify"] else ""
+    words = Words(given.name, own["--from"], own["--to"], own["--interface"], verify)
     words.check()
     return Asked(words, given.as_json, line if line.given else None)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -11,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 import msgspec
 
 from proxyd.errors import UserError
-from proxyd.serve.ask import ask
+from proxyd.serve.ask import ask, decoded
 from proxyd.serve.history import Page, Wanted, service_name
 from proxyd.serve.history_text import dropped_text, entry_text
 
@@ -19,7 +18,6 @@ from proxyd.serve.history_text import dropped_text, entry_text
 EVERY = 1.0
 # Lines that are shown where nothing else is asked for.
 SHOWN = 20
-INTERRUPTED = 130
 
 
 def history(arguments: Sequence[str]) -> int:
@@ -29,26 +27,20 @@ def history(arguments: Sequence[str]) -> int:
         raise UserError(f"-n: must be a number from 0 on, got {asked.number}")
     wanted = Wanted(0, asked.number, service_name(asked.service))
     as_json = asked.output == "json"
-    try:
-        if asked.follow:
-            for line in follow(wanted, ask, time.sleep, as_json=as_json):
-                print(line, flush=True)  # noqa: T201 - what was asked for
-        else:
-            sys.stdout.write(told(ask(wanted.path), as_json=as_json))
-            sys.stdout.flush()
-    except KeyboardInterrupt:
-        return INTERRUPTED
-    except BrokenPipeError:
-        # Whoever read has enough. Python would complain at its end about what is still to be written.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    if asked.follow:
+        for line in follow(wanted, ask, time.sleep, as_json=as_json):
+            print(line, flush=True)  # noqa: T201 - what was asked for
+    else:
+        sys.stdout.write(told(ask(wanted.path), as_json=as_json))
     return 0
 
 
 def told(body: bytes, *, as_json: bool) -> str:
     """An answer of the running proxyd, as a document or in lines."""
+    page = decoded(body, Page)
     if as_json:
         return msgspec.json.format(body, indent=2).decode() + "\n"
-    return "".join(f"{entry_text(each)}\n" for each in _page(body).entries)
+    return "".join(f"{entry_text(each)}\n" for each in page.entries)
 
 
 def follow(
@@ -61,10 +53,10 @@ def follow(
     """
     run, first = "", True
     while True:
-        page = _page(fetch(wanted.path))
+        page = decoded(fetch(wanted.path), Page)
         if not first and page.run != run:
             wanted = wanted._replace(after=0, limit=None)
-            page = _page(fetch(wanted.path))
+            page = decoded(fetch(wanted.path), Page)
         elif not first and page.dropped and not as_json:
             yield dropped_text(page.dropped)
         run, first = page.run, False
@@ -72,10 +64,6 @@ def follow(
             yield msgspec.json.encode(each).decode() if as_json else entry_text(each)
         wanted = wanted._replace(after=page.last, limit=None)
         sleep(EVERY)
-
-
-def _page(body: bytes) -> Page:
-    return msgspec.json.decode(body, type=Page)
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+import os
 from typing import NamedTuple
 
 from proxyd.config import Config
@@ -33,7 +33,8 @@ def manifests(path: str, node_name: str) -> Store:
     from proxyd.kube.manifests import ManifestSource, read_file  # noqa: PLC0415
 
     store = Store()
-    if Path(path).is_file():
+    # Not Path.is_file(): that raises where a name is too long, or its folder may not be searched.
+    if os.path.isfile(path):
         read_file(path, store, node_name)
     else:
         ManifestSource(path, store, node_name).read()

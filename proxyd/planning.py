@@ -27,7 +27,7 @@ from proxyd.objects import given as given_objects
 from proxyd.plan.answer import DIFFERS, NOTHING, FamilyPlan, How, Plan, Removal, Write
 from proxyd.plan.served import Serving, difference
 from proxyd.plan.text import plan_text
-from proxyd.serve.ask import NotRunningError, ask
+from proxyd.serve.ask import NotRunningError, ask, decoded
 from proxyd.serve.objects import PATH, Running
 from proxyd.startup import check_host, mismatches, policy_of
 from proxyd.sync.facts import node_findings
@@ -96,7 +96,7 @@ def read_plan(arguments: Sequence[str]) -> Asked:
     apply = given.own["--apply"]
     if apply and "--manifests" in given.line.given:
         raise UserError("--apply: goes on top of what is served, and --manifests is all there is: give one of them")
-    return Asked(apply, given.as_json, given.own["--rules"] == "true", given.line)
+    return Asked(apply, given.as_json, given.switches["--rules"], given.line)
 
 
 def _ask_running() -> Running | None:
@@ -107,10 +107,7 @@ def _ask_running() -> Running | None:
         if "no proxyd runs" in str(error):
             return None
         raise
-    try:
-        return msgspec.json.decode(body, type=Running)
-    except msgspec.MsgspecError as error:
-        raise NoAnswerError(f"the running proxyd is of another version ({error})") from error
+    return decoded(body, Running)
 
 
 def question(asked: Asked, running: Running | None) -> Question:

@@ -49,15 +49,16 @@ class PortState(CamelStruct, frozen=True):
     family: Family
     port_name: str
     protocol: str
-    fronts: tuple[Front, ...] = ()
-    endpoints: tuple[tuple[str, int], ...] = ()
-    terminating: tuple[tuple[str, int, float], ...] = ()
+    fronts: tuple[Front, ...]
+    endpoints: tuple[tuple[str, int], ...]
+    terminating: tuple[tuple[str, int, float], ...]
 
 
 class Ports(CamelStruct, frozen=True):
     """The ports of some Services, and where to go on (None: that was all)."""
 
-    ports: tuple[PortState, ...] = ()
+    # No default, so that an answer that is another one altogether does not look like "none".
+    ports: tuple[PortState, ...]
     after: str | None = None
 
 

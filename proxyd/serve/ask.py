@@ -4,15 +4,24 @@ from __future__ import annotations
 
 import http.client
 import socket
+from typing import TypeVar
+
+import msgspec
 
 from proxyd.errors import CannotWorkHereError, UserError
 from proxyd.serve.report import SOCKET
 
 TIMEOUT = 10.0
 
+T = TypeVar("T")
+
 
 class NotRunningError(CannotWorkHereError):
     """There is no proxyd in this network namespace that answers us."""
+
+
+class OtherVersionError(CannotWorkHereError):
+    """The proxyd in this network namespace gives answers that this program does not understand."""
 
 
 class _LocalConnection(http.client.HTTPConnection):
@@ -50,3 +59,11 @@ def ask(path: str) -> bytes:
     if response.status != http.client.OK:
         raise NotRunningError(f"the proxyd of this network namespace answers {response.status} to {path}")
     return body
+
+
+def decoded(body: bytes, what: type[T]) -> T:
+    """An answer as what it is to be. Raises ``OtherVersionError``."""
+    try:
+        return msgspec.json.decode(body, type=what)
+    except msgspec.MsgspecError as error:
+        raise OtherVersionError(f"the running proxyd is of another version ({error})") from error

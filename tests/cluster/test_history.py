@@ -90,12 +90,6 @@ def test_it_can_be_followed(node: Topology, running: Proxyd, folder: Path, tmp_p
     assert [each["sequence"] for each in found] == list(range(1, len(found) + 1))
 
 
-def test_whoever_reads_on_may_have_enough(node: Topology, running: Proxyd) -> None:
-    command = node.node.command("sh", "-c", f"{PROXYD} history | true")
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
-
-
 def test_wrong_words_and_nobody_there_are_one_clear_line(node: Topology) -> None:
     done = history(node)
     assert (done.returncode, done.stdout) == (1, "")
