@@ -29,8 +29,10 @@ class NftRules:
 
     def before(self) -> Refusal | None:
         """See ``Rules``: the firewall looks at the load balancer's address, before translation."""
-        _, destination, protocol, port, _ = self._packet
-        entry = self._concerned.at(destination, protocol, port)
+        return self._firewall(self._packet.destination, self._packet.port)
+
+    def _firewall(self, address: str, port: int) -> Refusal | None:
+        entry = self._concerned.at(address, self._packet.protocol, port)
         if entry is None or is_allowed(entry, self._packet.source):
             return None
         step = Step("set firewall-sources", f"no {frontend_text(entry.frontend)} . {self._packet.source}: drop")
@@ -53,6 +55,9 @@ class NftRules:
         if self._sender.is_node or not here:
             found = self._no_endpoints(address, port) or self._cluster_ip(address)
             if found is not None or not here:
+                return found
+            # What the node sends to itself comes in by the loopback interface, translated, and meets the firewall again.
+            if found := self._firewall(address, port):
                 return found
         return self._node_port(address, port) or self._no_endpoints(address, port)
 

@@ -10,6 +10,7 @@ from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from proxyd.explain.answer import Verdict
 from proxyd.explain.packet import explain_packet
 from proxyd.model import Endpoint, EndpointSlice, Family, LocalDetector, Service, ServicePort, SlicePort
 from tests import build
@@ -148,3 +149,20 @@ def test_an_answer_is_never_wrong(kind: type[World] | type[IptWorld]) -> None:
             assert is_written(world, answer.written), (asked, answer)
 
     check()
+
+
+def test_what_the_node_sends_to_itself_meets_source_ranges_with_the_address_of_the_endpoint_too() -> None:
+    both, ranged = build.service("a"), build.service("c", ip="10.96.0.9", ingress_ips=(NODE_IP,))
+    ranged = replace(ranged, source_ranges=("203.0.113.0/24",))
+    http = (SlicePort("http", "tcp", 80),)
+    world = World(
+        both,
+        ranged,
+        build.endpoint_slice("a", "10.244.1.1", NODE_IP, ports=http),
+        build.endpoint_slice("c", "10.244.1.5", ports=http),
+    )
+    world.sync()
+    asked = (NODE_IP, "10.96.0.1", 80, "tcp", "")
+    answer = explain_packet(view_of(world), packet(*asked), verifiable=True)
+    assert answer.verdict is Verdict.PARTLY
+    assert told(answer) == met(world, Packet(*asked))
