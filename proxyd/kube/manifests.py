@@ -242,7 +242,7 @@ class ManifestSource:
         if lost and (reading.nameless or not settled):
             objects = {**objects, **{claim: before.objects[claim] for claim in lost}}
         if reading.ignored:
-            log.info("kinds ignored in manifest", file=name, kinds=sorted(reading.ignored))
+            log.info("kinds ignored in manifest", file=_printable(name), kinds=sorted(reading.ignored))
         self._files[name] = _File(stamp, objects, wrong)
         return self._claim(name, before.objects, objects)
 
@@ -321,7 +321,7 @@ class ManifestSource:
             if len(files) > 1:
                 first, *others = sorted(files.keys() - missing) or ("",)
                 for name in others:
-                    losers.setdefault(name, []).append(f"{_name(claim)} is in {first} already")
+                    losers.setdefault(name, []).append(f"{_name(claim)} is in {_printable(first)} already")
         for name, file in self._files.items():
             self._note(name, "; ".join(filter(None, [file.wrong, *losers.get(name, ())])))
 
@@ -329,16 +329,15 @@ class ManifestSource:
         """Records what is wrong with a file ("" as name: with the folder), and logs it when it is new."""
         before = self._store_finding(name, message)
         if message and message != before:
-            log.warning("manifest not (fully) used", file=name or str(self._folder), error=message)
+            log.warning("manifest not (fully) used", file=_printable(name or str(self._folder)), error=message)
 
     def _store_finding(self, name: str, message: str) -> str:
         key = ("Manifest", ("", name))
         with self._store.lock:
             before = self._store.unreadable.pop(key, None)
             if message:
-                self._store.unreadable[key] = Finding(
-                    "Manifest", name or str(self._folder), Reason.UNREADABLE_OBJECT, message
-                )
+                file = _printable(name or str(self._folder))
+                self._store.unreadable[key] = Finding("Manifest", file, Reason.UNREADABLE_OBJECT, message)
             if message != (before.message if before else ""):
                 self._store.attention()
         return before.message if before else ""
@@ -363,6 +362,11 @@ def read_file(path: str, store: Store, node_name: str) -> None:
     wrong = store.unreadable.get(("Manifest", ("", file.name)))
     if wrong is not None and not (store.services.objects or store.slices.objects):
         raise ManifestError(f"manifest file {path}: {wrong.message}")
+
+
+def _printable(name: str) -> str:
+    """A file's name as text that can be told on: names of files are bytes, and need not be UTF-8."""
+    return os.fsencode(name).decode(errors="backslashreplace")
 
 
 def _counts(name: str) -> bool:

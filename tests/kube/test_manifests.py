@@ -237,6 +237,11 @@ class TestBadFiles:
         assert folder.ip("a") == "10.0.0.1"
         assert list(folder.complaints()) == ["default/a"]
 
+    def test_a_file_whose_name_is_no_text_is_told_as_text(self, folder: Folder) -> None:
+        folder.write(os.fsdecode(b"caf\xe9.yaml"), "kind: Service")
+        folder.source.start()
+        assert list(folder.complaints()) == [r"caf\xe9.yaml"]
+
     def test_an_object_without_a_readable_name(self, folder: Folder) -> None:
         folder.write("a.yaml", documents(service("a", "10.0.0.1"), service("b", "10.0.0.2")))
         folder.source.start()
