@@ -19,7 +19,7 @@ proxyd: a node proxy for Kubernetes, with kube-proxy's flags and configuration.
   proxyd plan            tells what another configuration, mode or other objects would change
   proxyd history         tells the last changes, and what caused each
   proxyd drain           tells which endpoints that end still hold connections
-  proxyd cleanup         deletes all rules of proxyd and of kube-proxy in this network namespace; --own: only proxyd's
+  proxyd cleanup         deletes all rules of proxyd and of kube-proxy here; --own: only proxyd's
 """
 
 
