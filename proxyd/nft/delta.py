@@ -277,7 +277,7 @@ class _Step:
         if not refusals and not self._delete_lists:
             return set(), set()
         places = {(e.container, e.key) for e in self._add}
-        frontends = {_frontend(e) for e in self._add}
+        frontends = {_frontend(e) for e in self._add} - {""}
         served = {_frontend(e) for e in self._add if not refuses(e.container)} - {""}
         refused = {e for e in refusals if _frontend(e) in served}
         lists = {e for e in self._delete_lists if _frontend(e) in frontends and (e.container, e.key) not in places}

@@ -16,6 +16,7 @@ from proxyd.nft.drift import Drift
 from proxyd.sync.order import StoppedError
 from proxyd.sync.status import OF_LAST_SUCCESS, Counts, FamilyStatus, Observer, PassResult, Repair, Undone, Writing
 from proxyd.sync.tally import Tally
+from proxyd.sync.unused import Unused
 
 log = structlog.get_logger("proxyd.sync")
 
@@ -118,7 +119,7 @@ class FamilySync:
         self._settings_of = settings_of
         self._observer = observer
         self._sync_period = sync_period
-        self._cleanup_after = cleanup_after
+        self.unused = Unused(cleanup_after, sync_period)
         self._longest = min(RETRY_LONGEST, sync_period)
         self._delay = 0.0
         self._failure = ""
@@ -128,11 +129,6 @@ class FamilySync:
         self._received: list[Received] = []
         self._since: float | None = None
         self._retry_quarantined_at: float | None = None
-        # Since when something has been left that nothing uses, whether its deletion was tried in vain, and when there was
-        # last something to do.
-        self._cleanup_owed_since: float | None = None
-        self._cleanup_failed = False
-        self._idle_since = 0.0
         # What others did: to be undone when its time has come, and handed over for that but not known to be undone.
         self._drift: Drift | None = None
         self._mending: Drift | None = None
@@ -149,20 +145,6 @@ class FamilySync:
             return self.retry_at  # until then, nothing else is done either
         all_due = (self._repair_at, self._retry_quarantined_at)
         return min((at for at in all_due if at is not None), default=None)
-
-    @property
-    def cleanup_at(self) -> float | None:
-        """When unused objects are to be deleted if nothing changes until then (monotonic seconds), None without any."""
-        overdue_at = self.cleanup_overdue_at
-        if overdue_at is None or self._cleanup_failed:
-            return overdue_at
-        return min(self._idle_since + self._cleanup_after, overdue_at)
-
-    @property
-    def cleanup_overdue_at(self) -> float | None:
-        """When they have waited so long for a quiet moment that they are to go without one."""
-        since = self._cleanup_owed_since
-        return since + self._sync_period if since is not None else None
 
     def drifted(self, drift: Drift, at: float) -> None:
         """Takes notice of a foreign change to our table, seen at that time (monotonic seconds).
@@ -236,8 +218,8 @@ class FamilySync:
             log.exception("a pass failed", ip_family=reconciler.family)
             reconciler.forget()
             error = f"internal error: {unforeseen!r}"
-        self._look_for_unused()
         ended = time.monotonic()
+        self.unused.look(ended, owed=reconciler.cleanup_owed)
         if not error and reconciler.rewritten:
             # Whatever was noticed before the pass is undone too.
             self._take_drift()
@@ -306,16 +288,7 @@ class FamilySync:
         if error:
             self._observer.cleanup_failed(self.reconciler.family)
             log.warning("unused objects not deleted", ip_family=self.reconciler.family, error=error)
-        self._cleanup_failed, self._cleanup_owed_since = bool(error), None
-        self._look_for_unused()
-
-    def _look_for_unused(self) -> None:
-        """To be called after whatever may have left something, or deleted it."""
-        self._idle_since = time.monotonic()
-        if not self.reconciler.cleanup_owed:
-            self._cleanup_failed, self._cleanup_owed_since = False, None
-        elif self._cleanup_owed_since is None:
-            self._cleanup_owed_since = self._idle_since
+        self.unused.tried(time.monotonic(), owed=self.reconciler.cleanup_owed, failed=bool(error))
 
     def _failed(self, result: PassResult) -> None:
         self._delay = min(max(RETRY_FIRST, self._delay * 2), self._longest)

@@ -173,7 +173,7 @@ class SyncLoop:
 
     def _patience(self) -> float | None:
         """How long to wait for a change: until the retry, the cleanup, or for ever."""
-        return _seconds_until(at for each in self._families for at in (each.due_at, each.cleanup_at))
+        return _seconds_until(at for each in self._families for at in (each.due_at, each.unused.delete_at))
 
     def _pass(self, changes: Changes, events: tuple[Event, ...] = ()) -> None:
         started = time.monotonic()
@@ -210,7 +210,7 @@ class SyncLoop:
     def _cleanup(self, *, quiet: bool) -> None:
         """Deletes what nothing uses any more, where it is time for that."""
         for each in self._families:
-            if _seconds_until([each.cleanup_at if quiet else each.cleanup_overdue_at]) == 0:
+            if _seconds_until([each.unused.delete_at if quiet else each.unused.overdue_at]) == 0:
                 each.cleanup()
 
     def _publish(self, node: Node | None) -> None:

@@ -138,15 +138,15 @@ def test_what_is_used_again_is_not_taken_for_unused_since_long_ago() -> None:
         family.sync(world.store.keys, None)
 
     endpoints(*THREE[:2])
-    assert family.cleanup_at is None
+    assert family.unused.delete_at is None
     endpoints(*THREE)
-    first, overdue = family.cleanup_at, family.cleanup_overdue_at
+    first, overdue = family.unused.delete_at, family.unused.overdue_at
     assert first is not None
     assert overdue is not None
     endpoints(*THREE[:2])
-    assert (family.cleanup_at, family.cleanup_overdue_at) == (None, None)
+    assert (family.unused.delete_at, family.unused.overdue_at) == (None, None)
     endpoints(*THREE)
-    assert family.cleanup_at is not None
-    assert family.cleanup_at > first
-    assert family.cleanup_overdue_at is not None
-    assert family.cleanup_overdue_at > overdue
+    assert family.unused.delete_at is not None
+    assert family.unused.delete_at > first
+    assert family.unused.overdue_at is not None
+    assert family.unused.overdue_at > overdue
