@@ -68,6 +68,9 @@ LEAVES = PODS | CLIENTS
 ADDRESSES = {"node": NODE, "other": OTHER} | {name: leaf.addresses for name, leaf in LEAVES.items()}
 
 _FORWARDING = {"ipv4/ip_forward": "1", "ipv6/conf/all/forwarding": "1"}
+# A pod forgets a connection with its end. Else it may take a new one that looks alike for the old one: the client gives up
+# and begins again, and rules count it twice.
+_SERVING = {"ipv4/tcp_max_tw_buckets": "0"}
 _SETTINGS = {
     # Addresses can be used at once.
     "ipv6/conf/default/accept_dad": "0",
@@ -236,7 +239,8 @@ class Topology:
 
     def _settings(self) -> None:
         for name, host in self.hosts.items():
-            host.call("sysctl", settings=_SETTINGS | (_FORWARDING if name not in LEAVES else {}))
+            special = _SERVING if name in PODS else _FORWARDING if name not in LEAVES else {}
+            host.call("sysctl", settings=_SETTINGS | special)
 
     def _links(self) -> None:
         pid = {name: host.pid for name, host in self.hosts.items()}

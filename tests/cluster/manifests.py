@@ -14,8 +14,6 @@ from tests.topology import ADDRESSES, V4, Topology
 
 METRICS_PORT = 10249
 VIP = "10.96.0.10"
-# For tests that count: the end of a connection that an earlier test opened, sent once more, counts as a connection.
-UNASKED_VIP = "10.96.0.78"
 
 
 def objects(

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 from proxyd.nft.layout import INVALID_DROPPED
-from tests.cluster.manifests import METRICS_PORT, UNASKED_VIP, answers, manifest
+from tests.cluster.manifests import METRICS_PORT, VIP, answers, manifest
 from tests.program import Proxyd, until, write
 from tests.topology import ADDRESSES, V4, Topology
 
@@ -42,7 +42,7 @@ class Clients:
 
         def told() -> bool:
             self.opened += 1
-            answers(self.node, ip=UNASKED_VIP, count=1)
+            answers(self.node, count=1)
             return counted(proxyd).get("", 0) > more_than
 
         until(told, "connections are told", PATIENCE, every=0.5)
@@ -50,7 +50,7 @@ class Clients:
 
 def test_connections_are_told_and_go_on_through_changes_and_restarts(node: Topology, folder: Path, log: Path) -> None:
     clients = Clients(node)
-    write(folder, "web.yaml", manifest(ip=UNASKED_VIP))
+    write(folder, "web.yaml", manifest())
     with Proxyd(node, folder, log) as proxyd:
         clients.until_told(proxyd, 0)
         before = counted(proxyd)[""]
@@ -59,8 +59,8 @@ def test_connections_are_told_and_go_on_through_changes_and_restarts(node: Topol
         by_pod = counted(proxyd)
         assert before < by_pod[""] <= clients.opened
         # Another number of endpoints is another element for the Service.
-        write(folder, "web.yaml", manifest(ip=UNASKED_VIP, pods=("pod1",)))
-        assert node.hosts["client1"].call("ask_until", ip=UNASKED_VIP, port=80, answer="pod1")
+        write(folder, "web.yaml", manifest(pods=("pod1",)))
+        assert node.hosts["client1"].call("ask_until", ip=VIP, port=80, answer="pod1")
         clients.until_told(proxyd, by_pod[""])
         until(lambda: set(counted(proxyd)) == {"", "pod1"}, "it is gone", PATIENCE)
         assert counted(proxyd)["pod1"] >= by_pod["pod1"]

@@ -10,7 +10,7 @@ import pytest
 
 from tests.browser.chromium import Browser, program
 from tests.browser.looks import SHOWN
-from tests.cluster.manifests import UNASKED_VIP, endpoint_slice, manifest, text
+from tests.cluster.manifests import VIP, endpoint_slice, manifest, text
 from tests.cluster.namespaces import inside
 from tests.program import Proxyd, until, write
 from tests.topology import NODE, V4, Topology
@@ -53,9 +53,9 @@ def test_it_follows_what_happens_on_the_node(node: Topology, folder: Path, log: 
 
 
 def test_connections_to_endpoints_are_counted(node: Topology, folder: Path, log: Path, browser: Browser) -> None:
-    write(folder, "web.yaml", manifest(ip=UNASKED_VIP))
+    write(folder, "web.yaml", manifest())
     with Proxyd(node, folder, log):
-        node.ask("client1", UNASKED_VIP, 80, count=20)
+        node.ask("client1", VIP, 80, count=20)
         tab = browser.open()
         tab.go(URL)
         tab.wait(SHOWN)
