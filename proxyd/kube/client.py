@@ -233,12 +233,14 @@ class Client:
         from kubernetes.client import ApiClient  # noqa: PLC0415 - costly, and not needed for a folder of manifests
 
         try:
+            if (proxy := settings.configuration.proxy) and not urllib3.util.parse_url(proxy).host:
+                raise ValueError("no host")
             with warnings.catch_warnings(action="ignore", category=DependencyWarning):  # said below
                 pool: urllib3.PoolManager = ApiClient(settings.configuration).rest_client.pool_manager
         except (ImportError, ValueError, HTTPError) as error:
             # Of all that the package is given, this alone has not been looked at before.
             raise ClientError(
-                f"the proxy {without_password(settings.configuration.proxy)!r} (HTTPS_PROXY or proxy-url) cannot be used:"
+                f"the proxy {without_password(proxy)!r} (HTTPS_PROXY or proxy-url) cannot be used:"
                 " it must be a URL such as http://192.0.2.1:3128; SOCKS is not supported"
             ) from error
         pool.connection_pool_kw["ssl_context"] = tls_context(settings.configuration)

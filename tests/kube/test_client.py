@@ -142,7 +142,16 @@ class TestProxy:
 
     @pytest.mark.parametrize(
         "proxy",
-        ["socks5://h:1080", "socks5h://u:s3cret@h:1080", "foo://bar", "http://h:port", "u:s3cret@h:port", "http://["],
+        [
+            "socks5://h:1080",
+            "socks5h://u:s3cret@h:1080",
+            "foo://bar",
+            "http://h:port",
+            "u:s3cret@h:port",
+            "http://[",
+            "http://",
+            "http://:3128",
+        ],
     )
     def test_one_that_cannot_be_used_is_one_line(self, tmp_path: Path, proxy: object) -> None:
         config = kubeconfig(tmp_path / "config", "https://192.0.2.1", **{"proxy-url": proxy})
