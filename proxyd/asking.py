@@ -12,6 +12,8 @@ from proxyd.errors import UserError
 
 OUTPUT = "--output"
 _LETTERS = {"o": OUTPUT}
+# Flags with which ``run`` does something else than run: nothing to ask about.
+_DEEDS = ("--cleanup", "--init-only", "--write-config-to", "--version")
 
 
 class Given(NamedTuple):
@@ -52,6 +54,7 @@ def read_line(arguments: Sequence[str], flags: Mapping[str, bool], *, named: boo
     flags = {OUTPUT: False, **flags}
     read = read_arguments(rest, flags, _LETTERS)
     problems, switches = list(read.problems), {}
+    problems += [Problem(flag, "goes with the command run only") for flag in _DEEDS if flag in read.given]
     for flag in (flag for flag, alone in flags.items() if alone):
         try:
             switches[flag] = switch(read.given.get(flag, ("false",))[-1])

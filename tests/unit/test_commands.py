@@ -81,6 +81,16 @@ def test_a_switch_that_is_neither_on_nor_off_is_refused_with_all_else() -> None:
     ]
 
 
+def test_flags_with_which_run_does_not_run_are_refused() -> None:
+    with pytest.raises(UserError) as caught:
+        read_line(["--cleanup", "--write-config-to", "file", "--rules", "--init-only=false"], SWITCHES)
+    assert str(caught.value).splitlines() == [
+        "--cleanup: goes with the command run only",
+        "--init-only: goes with the command run only",
+        "--write-config-to: goes with the command run only",
+    ]
+
+
 @pytest.mark.parametrize(
     "words", [("--help",), ("--version",), ("history", "--help"), ("plan", "--help"), ("drain", "--no-such-flag")]
 )
