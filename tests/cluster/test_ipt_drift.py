@@ -47,7 +47,9 @@ def undone(world: Topology, mode: Mode, proxyd: Proxyd, *edits: str) -> None:
 def test_a_firewall_that_is_flushed_or_reloaded_in_any_table_comes_back(
     node: Topology, mode: Mode, folder: Path, log: Path
 ) -> None:
+    write(folder, "nobody.yaml", manifest("nobody", OTHER, ()))
     with Proxyd(node, folder, log, flags=mode.flags) as proxyd:
+        assert answers(node, ip=OTHER, count=1) == {"refused"}  # by a rule in the table filter
         tables = ("iptables -t nat -F", "iptables -F", "ip6tables -t nat -F", "ip6tables -F")
         undone(node, mode, proxyd, *tables, "iptables -t mangle -X KUBE-PROXY-CANARY")
         if mode is Mode.NFT:

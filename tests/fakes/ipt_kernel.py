@@ -8,6 +8,7 @@ from itertools import chain
 from proxyd.ipt.fixed import JUMPS, SHARED_JUMPS
 from proxyd.ipt.jumps import find_jump
 from proxyd.ipt.objects import Placed, Rule, Table, Transaction
+from proxyd.ipt.ownership import BUILT_IN
 from proxyd.ipt.restore import rule_text
 from proxyd.ipt.saved import Contents, printed, read
 from proxyd.kernel.ipt.rules import RulesLockedError
@@ -95,6 +96,13 @@ class FakeKernel:
         chains = self.rules.tables[table]
         for each in [name] if name else list(chains):
             chains[each] = []
+
+    def delete_empty(self, table: Table) -> None:
+        """Somebody deletes all chains of a table that no rule needs, but built-in ones."""
+        chains = self.rules.tables[table]
+        needed = {rule.target for rules in chains.values() for rule in rules}
+        for each in [name for name in chains if name not in BUILT_IN and name not in needed and not chains[name]]:
+            del chains[each]
 
     def saved(self) -> dict[Table, list[str]]:
         """The lines of all tables."""

@@ -232,12 +232,22 @@ def test_a_chain_that_somebody_emptied_is_mended(table: Table, chain: str) -> No
     assert not world.reconciler.rewritten
 
 
-def test_a_flushed_table_comes_back_with_everything() -> None:
-    world = IptWorld(*cluster("a", "b"))
+@pytest.mark.parametrize("table", [NAT, FILTER])
+@pytest.mark.parametrize("chains_too", [False, True])
+@pytest.mark.parametrize("restart", [False, True])
+def test_a_flushed_table_comes_back_with_everything(table: Table, chains_too: bool, restart: bool) -> None:
+    """Flushed, or deleted with all its chains; noticed, or found by the next proxyd."""
+    ranged = cluster("a", "b", ingress_ips=("203.0.113.10",), source_ranges=("192.0.2.0/24",))
+    world = IptWorld(*ranged, build.service("none", ip="10.96.0.9"))
     world.settle()
     before = normal(world.kernel)
-    world.kernel.flush(NAT)
-    world.reconciler.mend(drift(everything=True))
+    world.kernel.flush(table)
+    if chains_too:
+        world.kernel.delete_empty(table)
+    if restart:
+        world.restart()
+    else:
+        world.reconciler.mend(drift(everything=True))
     world.settle()
     assert normal(world.kernel) == before
     assert world.reconciler.rewritten

@@ -111,6 +111,7 @@ class RuleWriter:
         if not there.in_use:
             empty = dispatch_chains(settings, style)
             chains = (*(each for each in chains if (each.table, each.name) not in DISPATCH), *empty)
+            there.forget_dispatch()
         if chains or first.insert:
             self._commits.write(Transaction(settings.family, chains=chains, insert=first.insert))
 
@@ -231,6 +232,10 @@ class _There:
         self._family = family
         self._dispatch = {name: frozenset(found.rules(name)) for name in (ChainName(*each) for each in DISPATCH)}
         self._unordered: dict[ChainName, frozenset[int]] = {}
+
+    def forget_dispatch(self) -> None:
+        """The chains that Services share are emptied now, in every table: where one was deleted, others may have rules."""
+        self._dispatch = dict.fromkeys(self._dispatch, frozenset())
 
     def missing(self, rules: ServiceRules) -> Transaction:
         """What has to be written of a Service."""
