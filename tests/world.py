@@ -86,6 +86,10 @@ class AnyWorld(ABC):
             return False
         return True
 
+    def retry_quarantined(self) -> None:
+        """Services that were refused are tried once more, as from time to time."""
+        self.reconciler.retry_quarantined(self.store.keys)
+
     def settle(self, passes: int = 10) -> None:
         """Passes until nothing is owed, then deletes what is not used any more."""
         for _ in range(passes):

@@ -85,8 +85,11 @@ class FamilyRules(Protocol):
         Raises ``KernelRefusedError`` where something is still owed afterwards, ``StoppedError`` at shutdown.
         """
 
-    def retry_quarantined(self) -> None:
-        """Tries each Service that was refused once more, alone: the refusal may not have been about the Service."""
+    def retry_quarantined(self, all_keys: Callable[[], list[ServiceKey]]) -> None:
+        """Tries each Service that was refused once more, alone: the refusal may not have been about the Service.
+
+        Where what came of it is not known, everything is written: nothing half written stays. Raises as ``sync``.
+        """
 
     def forget(self) -> None:
         """Takes nothing about the kernel for known any more: the next pass writes everything."""
@@ -209,7 +212,7 @@ class FamilySync:
             reconciler.sync(dirty, all_keys, self._settings_of(reconciler.family, node))
             if self._retry_quarantined_at is not None and started >= self._retry_quarantined_at:
                 self._retry_quarantined_at = None
-                reconciler.retry_quarantined()
+                reconciler.retry_quarantined(all_keys)
         except StoppedError:
             raise
         except KernelRefusedError as refused:

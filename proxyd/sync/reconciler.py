@@ -101,7 +101,7 @@ class Reconciler(ABC, Generic[Held]):
         self._write(all_keys, settings)
         self._hand_over_flows()
 
-    def retry_quarantined(self) -> None:
+    def retry_quarantined(self, all_keys: AllKeys) -> None:
         """See ``FamilyRules``."""
         if self._held is None or self.settings is None:
             return
@@ -110,6 +110,7 @@ class Reconciler(ABC, Generic[Held]):
         except OutcomeUnclearError as error:
             log.warning("outcome not known, everything is written anew", ip_family=self.family, error=str(error))
             self.forget()
+            self._write(all_keys, self.settings)
         self._hand_over_flows()
 
     def forget(self) -> None:

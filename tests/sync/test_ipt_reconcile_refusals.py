@@ -44,7 +44,7 @@ def test_only_the_culprit_is_quarantined_until_it_is_taken(culprit: int, batch: 
     assert world.quarantined() == {build.key("abcdefg"[culprit - 1])}
     assert [n for n in range(1, 8) if not served(world, n)] == [culprit]
     world.kernel.recover()
-    world.reconciler.retry_quarantined()
+    world.retry_quarantined()
     assert served(world, culprit)
     assert not world.quarantined()
 
@@ -103,7 +103,7 @@ def test_a_refused_service_costs_the_others_nothing_however_often_it_changes() -
         assert world.quarantined() == {build.key("b")}
     assert world.kernel.listings == listings
     world.kernel.recover()
-    world.reconciler.retry_quarantined()
+    world.retry_quarantined()
     assert served(world, 2, 4)
 
 
@@ -132,7 +132,10 @@ def test_a_service_refused_by_one_table_only_leaves_nothing_in_the_others(runnin
     assert world.quarantined() == {build.key("x")}
     assert normal(world.kernel) == before
     for _ in range(3):
-        world.reconciler.retry_quarantined()
+        world.retry_quarantined()
+        assert not world.reconciler.full_owed
+        world.settle()
+        assert normal(world.kernel) == before
         world.put(build.endpoint_slice("x", "10.244.50.2"))
         world.settle()
         assert normal(world.kernel) == before
@@ -146,7 +149,7 @@ def test_a_service_refused_by_one_table_only_is_gone_when_it_is_deleted() -> Non
     world.put(*RANGED)
     world.sync()
     for _ in range(3):
-        world.reconciler.retry_quarantined()
+        world.retry_quarantined()
     world.remove(*RANGED)
     world.settle()
     assert normal(world.kernel) == before
@@ -161,7 +164,7 @@ def test_a_refused_service_of_which_only_the_first_calls_are_taken_leaves_nothin
     for endpoints in (2, 3, 1):
         world.put(*cluster("a", "b", endpoints=endpoints)[2:])
         world.settle()
-        world.reconciler.retry_quarantined()
+        world.retry_quarantined()
     world.remove(*cluster("a", "b")[2:])
     world.settle()
     assert normal(world.kernel) == before

@@ -130,7 +130,7 @@ def test_a_refused_service_costs_the_others_nothing_however_often_it_changes(rul
         assert world.quarantined() == {build.key("b")}
     world.settle()
     ruleset.recover()
-    world.reconciler.retry_quarantined()
+    world.retry_quarantined()
     assert served(world, 2, 4)
     assert not world.quarantined()
 
@@ -156,7 +156,7 @@ def test_a_refused_service_whose_retry_was_carried_out_after_all_goes_when_it_is
     world.sync()
     ruleset.recover()
     ruleset.unclear_if(touches("10.96.0.2"))
-    world.reconciler.retry_quarantined()
+    world.retry_quarantined()
     assert served(world, 2)
     world.remove(*cluster("a", "b")[2:])
     world.settle()

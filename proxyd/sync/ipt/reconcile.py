@@ -78,10 +78,12 @@ class IptReconciler(Reconciler[Holdings]):
         finally:
             self.expected = self._count()
 
-    def retry_quarantined(self) -> None:
+    def retry_quarantined(self, all_keys: AllKeys) -> None:
         """See ``FamilyRules``."""
-        super().retry_quarantined()
-        self.expected = self._count()
+        try:
+            super().retry_quarantined(all_keys)
+        finally:
+            self.expected = self._count()
 
     def cleanup(self) -> None:
         """See ``FamilyRules``."""
