@@ -9,3 +9,7 @@ class KernelRefusedError(Exception):
 
 class OutcomeUnclearError(KernelRefusedError):
     """A transaction ended without an answer to all of it: some of it, or all, may have happened nevertheless."""
+
+
+class EndedFromOutsideError(OutcomeUnclearError):
+    """What was to carry a transaction out was ended from outside. The transaction's size may be the reason, not a Service."""

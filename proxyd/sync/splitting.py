@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeVar
 
-from proxyd.kernel.refused import KernelRefusedError, OutcomeUnclearError
+from proxyd.kernel.refused import EndedFromOutsideError, KernelRefusedError, OutcomeUnclearError
 from proxyd.model import ServiceKey
 from proxyd.sync.services import Services
 
@@ -30,7 +30,10 @@ class Splitting:
         return self._unclear and self._quarantined > 0
 
     def write(self, part: dict[ServiceKey, T], commit: Callable[[dict[ServiceKey, T]], None]) -> None:
-        """Has ``commit`` write a part. Raises its ``KernelRefusedError`` where too many Services were refused."""
+        """Has ``commit`` write a part.
+
+        Raises its ``KernelRefusedError`` where too many Services were refused, or where that says nothing about a Service.
+        """
         try:
             commit(part)
         except self._about_none:
@@ -42,6 +45,8 @@ class Splitting:
                 for half in (keys[: len(keys) // 2], keys[len(keys) // 2 :]):
                     self.write({key: part[key] for key in half}, commit)
                 return
+            if isinstance(error, EndedFromOutsideError):
+                raise
             self._quarantined += 1
             if self._quarantined > QUARANTINED_AT_MOST:
                 raise

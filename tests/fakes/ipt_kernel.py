@@ -11,8 +11,8 @@ from proxyd.ipt.objects import Placed, Rule, Table, Transaction
 from proxyd.ipt.ownership import BUILT_IN
 from proxyd.ipt.restore import rule_text
 from proxyd.ipt.saved import Contents, printed, read
-from proxyd.kernel.ipt.rules import RulesLockedError
-from proxyd.kernel.refused import KernelRefusedError, OutcomeUnclearError
+from proxyd.kernel.ipt.rules import RulesLockedError, RulesUnreadableError
+from proxyd.kernel.refused import EndedFromOutsideError, KernelRefusedError, OutcomeUnclearError
 from proxyd.model import Family
 from tests.fakes.ipt_rules import FakeRules
 
@@ -36,6 +36,8 @@ class FakeKernel:
         self.listings = 0
         self._refusals = 0
         self._until_locked: int | None = None
+        self._ended: list[Predicate] = []
+        self._unreadable = 0
         self._predicates: list[Predicate] = []
         self._unclear: list[Predicate] = []
 
@@ -46,6 +48,14 @@ class FakeKernel:
     def lock_after(self, calls: int) -> None:
         """Somebody takes the lock after this many more calls, and keeps it."""
         self._until_locked = calls
+
+    def end_once(self, predicate: Predicate) -> None:
+        """The tool is ended from outside in the next call that the predicate holds for, before it has written anything."""
+        self._ended.append(predicate)
+
+    def unreadable_next(self) -> None:
+        """The next reading of all rules fails."""
+        self._unreadable = 1
 
     def refuse_if(self, predicate: Predicate) -> None:
         """Refuses all calls that the predicate holds for."""
@@ -82,6 +92,9 @@ class FakeKernel:
     def contents(self) -> Contents:
         """See ``IptRules``."""
         self.listings += 1
+        if self._unreadable:
+            self._unreadable -= 1
+            raise RulesUnreadableError("Cannot allocate memory")
         return read(line for table, lines in self.saved().items() for line in (f"*{table}", *lines))
 
     def jumps(self) -> frozenset[Placed]:
@@ -119,6 +132,10 @@ class FakeKernel:
             if not self._until_locked:
                 raise RulesLockedError("another app is currently holding the xtables lock")
             self._until_locked -= 1
+        for holds in self._ended:
+            if holds(transaction):
+                self._ended.remove(holds)
+                raise EndedFromOutsideError("ended by signal 9")
         if self._refusals:
             self._refusals -= 1
             raise KernelRefusedError("Device or resource busy: refused on demand")

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from proxyd.ipt import names
-from proxyd.ipt.objects import Rule, Table
+from proxyd.ipt.objects import Rule, Table, Transaction
 from proxyd.model import Family
 from tests import build
 from tests.fakes.ipt_kernel import FakeKernel
@@ -72,6 +72,46 @@ def test_a_lock_that_somebody_holds_is_nobodys_fault(calls: int) -> None:
     world.kernel.recover()
     world.sync()
     assert all(served(world, n) for n in range(1, 8))
+
+
+def test_a_tool_that_is_ended_is_nobodys_fault() -> None:
+    world = IptWorld(*cluster("a"))
+    world.settle()
+    world.restart()
+    world.put(*cluster("a", endpoints=3))
+    world.kernel.end_once(touches(1))
+    assert not world.try_sync()
+    assert served(world, 1)
+    assert not world.quarantined()
+    world.sync()
+    assert served(world, 1, 3)
+
+
+def test_a_tool_that_is_ended_has_less_to_do_next() -> None:
+    world = IptWorld(*cluster(*"abcd"))
+    world.kernel.end_once(touches(3))
+    world.sync()
+    assert all(served(world, n) for n in range(1, 5))
+
+
+def test_rules_that_cannot_be_read_are_nobodys_fault() -> None:
+    world = IptWorld(*cluster(*"ab"))
+    world.settle()
+    world.restart()
+    world.put(*cluster("a", "b", endpoints=3))
+
+    def ends(transaction: Transaction) -> bool:
+        found = touches(1)(transaction)
+        if found:
+            # What was written then has to be read.
+            world.kernel.unreadable_next()
+        return found
+
+    world.kernel.end_once(ends)
+    assert not world.try_sync()
+    assert not world.quarantined()
+    world.sync()
+    assert all(served(world, n, 3) for n in (1, 2))
 
 
 def test_a_lock_that_somebody_holds_when_a_refused_service_changes_leaves_it_owed() -> None:

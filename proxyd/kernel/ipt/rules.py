@@ -17,7 +17,7 @@ from proxyd.kernel.ipt.iptables import (
     IptablesTools,
     IptablesUnavailableError,
 )
-from proxyd.kernel.refused import KernelRefusedError, OutcomeUnclearError
+from proxyd.kernel.refused import EndedFromOutsideError, KernelRefusedError, OutcomeUnclearError
 
 # Chains in one call. iptables-nft takes time with the square of it, iptables-legacy the same for every call (it reads and
 # writes the whole table).
@@ -26,6 +26,10 @@ BATCH = {Backend.NFT: 600, Backend.LEGACY: 1_000_000}
 
 class RulesLockedError(OutcomeUnclearError):
     """Somebody else held the lock of the tools for too long. It is taken for each table anew."""
+
+
+class RulesUnreadableError(KernelRefusedError):
+    """The rules could not be read."""
 
 
 class IptRules(Protocol):
@@ -38,14 +42,14 @@ class IptRules(Protocol):
         """Carries transactions out in one call, each table whole or not at all. They may be made while it runs.
 
         Raises ``KernelRefusedError``; part of the tables may have been written then. Raises ``OutcomeUnclearError`` where
-        the one that was refused may have been too.
+        the one that was refused may have been too, ``EndedFromOutsideError`` where the tool was ended.
         """
 
     def contents(self) -> Contents:
-        """Reads all rules. Raises ``KernelRefusedError``."""
+        """Reads all rules. Raises ``RulesUnreadableError``."""
 
     def jumps(self) -> frozenset[Placed]:
-        """Those of our jumps that are there. Raises ``KernelRefusedError``."""
+        """Those of our jumps that are there. Raises ``RulesUnreadableError``."""
 
 
 class ToolRules:
@@ -62,7 +66,7 @@ class ToolRules:
         except IptablesLockedError as error:
             raise RulesLockedError(str(error)) from error
         except IptablesKilledError as error:
-            raise OutcomeUnclearError(str(error)) from error
+            raise EndedFromOutsideError(str(error)) from error
         except (IptablesRefusedError, IptablesUnavailableError) as error:
             raise KernelRefusedError(str(error)) from error
 
@@ -71,7 +75,7 @@ class ToolRules:
         try:
             return read(self._tools.everything())
         except (IptablesRefusedError, IptablesUnavailableError) as error:
-            raise KernelRefusedError(str(error)) from error
+            raise RulesUnreadableError(str(error)) from error
 
     def jumps(self) -> frozenset[Placed]:
         """See ``IptRules``."""
@@ -83,4 +87,4 @@ class ToolRules:
             )
             return frozenset(each for each in listed if each is not None)
         except (IptablesRefusedError, IptablesUnavailableError) as error:
-            raise KernelRefusedError(str(error)) from error
+            raise RulesUnreadableError(str(error)) from error

@@ -17,7 +17,7 @@ from proxyd.ipt.render import ServiceRules, chain_names, render_service
 from proxyd.ipt.saved import Contents, is_chain, printed, unordered
 from proxyd.ipt.steps import removal
 from proxyd.ipt.style import Style
-from proxyd.kernel.ipt.rules import RulesLockedError
+from proxyd.kernel.ipt.rules import RulesLockedError, RulesUnreadableError
 from proxyd.kernel.refused import KernelRefusedError, OutcomeUnclearError
 from proxyd.model import Family, NodeSettings, ServiceKey
 from proxyd.sync.ipt.commits import RuleCommits
@@ -123,8 +123,7 @@ class RuleWriter:
 
     def _load(self, holdings: Holdings, work: Work, style: Style) -> None:
         done = 0
-        # A lock that somebody holds says nothing about any Service.
-        splitting = Splitting(self._services, about_none=(RulesLockedError,))
+        splitting = Splitting(self._services, about_none=(RulesLockedError, RulesUnreadableError))
         for part in self._parts(work):
             if self._stopping():
                 raise StoppedError
