@@ -254,7 +254,8 @@ def _health_check(forwarding: Forwarding) -> Iterator[Placed]:
     """Lets load balancers ask: one rule for each port of the Service, as kube-proxy has them."""
     if forwarding.health_check is None:
         return
-    for name in dict.fromkeys(port.name for port in forwarding.ports) or (str(forwarding.key),):
-        comment = f"{name} health check node port"[:_LONGEST_COMMENT] if fits_comments(name) else ""
+    ports = [port.name for port in forwarding.ports] or [str(forwarding.key)]
+    comments = (f"{name} health check node port"[:_LONGEST_COMMENT] if fits_comments(name) else "" for name in ports)
+    for comment in dict.fromkeys(comments):  # two rules alike could not be told apart when one has to go
         rule = Rule(ACCEPT, comment, protocol="tcp", port=forwarding.health_check.port)
         yield Placed(Table.FILTER, names.NODE_PORTS, rule)

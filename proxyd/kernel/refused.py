@@ -12,4 +12,4 @@ class OutcomeUnclearError(KernelRefusedError):
 
 
 class EndedFromOutsideError(OutcomeUnclearError):
-    """What was to carry a transaction out was ended from outside. The transaction's size may be the reason, not a Service."""
+    """What was to carry a transaction out was ended from outside; its size may be the reason, but no Service."""

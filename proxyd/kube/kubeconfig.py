@@ -7,12 +7,15 @@ costs more memory than all our objects.
 from __future__ import annotations
 
 import os
+import re
 import socket
 import ssl
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 from proxyd.errors import UserError
+
+_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 
 
 class ClientError(UserError):
@@ -154,8 +157,9 @@ def _socket_options() -> list[tuple[int, int, int]]:
 
 def without_password(url: str) -> str:
     """A URL for a message, whatever may be wrong with it."""
-    scheme, _, rest = url.rpartition("://")
-    return f"{scheme}://{rest.rpartition('@')[2]}"
+    scheme = _SCHEME.match(url)
+    start = scheme[0] if scheme else ""
+    return start + url[len(start) :].rpartition("@")[2]
 
 
 def one_line(error: Exception) -> str:

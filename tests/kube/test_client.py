@@ -151,6 +151,9 @@ class TestProxy:
             "http://[",
             "http://",
             "http://:3128",
+            "http://u:s3cret://w@h:port",
+            "u:s3cret://w@h",
+            "//u:s3cret@h",
         ],
     )
     def test_one_that_cannot_be_used_is_one_line(self, tmp_path: Path, proxy: object) -> None:

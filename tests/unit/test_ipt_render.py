@@ -236,6 +236,16 @@ def test_a_health_check_node_port_is_let_in_once_for_each_port() -> None:
     assert all(rule.endswith(" -m tcp --dport 30999 -j ACCEPT") for rule in rules)
 
 
+def test_a_health_check_node_port_is_let_in_once_where_its_rules_would_be_alike() -> None:
+    """Names from manifests that no comment can have, or that are cut in it: rules alike would stay when one is to go."""
+    for name in ("no name", "x" * 300):
+        ports = (build.port(node_port=30080), build.port(53, "dns", "udp"))
+        service = build.service(
+            name, ports=ports, ingress_ips=("203.0.113.10",), external_local=True, health_check_node_port=30999
+        )
+        assert len(Made(service, LOCAL).placed(Table.FILTER, names.NODE_PORTS)) == 1
+
+
 def test_a_health_check_node_port_is_let_in() -> None:
     made = Made(external(external_local=True, health_check_node_port=30999), LOCAL)
     assert made.placed(Table.FILTER, names.NODE_PORTS) == [
