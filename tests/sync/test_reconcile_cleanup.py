@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -134,3 +135,42 @@ def test_an_old_generation_that_a_stranger_took_apart_is_still_deleted(ruleset: 
 def _emptied(ruleset: FakeRuleset, name: str) -> Any:
     chain = ruleset.tables[V4].chains[name]
     return type(chain)(name, ())
+
+
+def test_an_old_generation_is_not_forgotten_where_a_new_one_is_refused(ruleset: FakeRuleset) -> None:
+    """A kernel short of room would have it no more if what takes the room stayed."""
+    world = World(*cluster("a"), ruleset=ruleset)
+    for _ in range(2):
+        world.reconciler.forget()
+        world.sync()
+    assert generations(world) == {1, 2}
+    ruleset.refuse_if(lambda transaction: bool(transaction.containers))
+    world.reconciler.forget()
+    assert not world.try_sync()
+    world.reconciler.cleanup()
+    assert generations(world) == {2}
+
+
+def test_a_generation_in_use_is_not_taken_for_an_old_one_of_its_number(ruleset: FakeRuleset) -> None:
+    """Somebody deletes the table while an old generation is left over, and the number of that is used again."""
+    names = [f"s{number:02}" for number in range(24)]  # more than may be refused one by one
+    world = World(*cluster(*names), ruleset=ruleset)
+    for _ in range(2):
+        world.reconciler.forget()
+        world.sync()
+    ruleset.commit(Transaction(V4, delete_table=True))
+    world.reconciler.forget()
+    first = "10.96.0.1 "
+    ruleset.refuse_if(
+        lambda transaction: any(
+            e.container == "g1/service-ips" and not e.key.startswith(first) for e in transaction.add_elements
+        )
+    )
+    assert not world.try_sync()
+    assert served(world, 1)
+    with suppress(KernelRefusedError):
+        world.reconciler.cleanup()
+    assert served(world, 1)
+    ruleset.recover()
+    world.settle()
+    assert all(served(world, number) for number in (1, 24))

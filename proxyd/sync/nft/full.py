@@ -61,6 +61,7 @@ class FullWriter:
         """
         commits, desired = self._commits, self._services.desired
         old = commits.contents()
+        self._leftovers.found(old)
         generation = 1 + max((generation_of(name) or 0 for name in (*old.chains, *old.containers)), default=0)
         written = Written(
             Layout(commits.family, generation, settings.masquerade_mark, settings.drop_invalid),

@@ -35,6 +35,11 @@ class Leftovers:
         lasting = {*LASTING, *(chain.name for chain in base)}
         self._note(_part(old, lambda name: name not in lasting and generation_of(name) != generation))
 
+    def found(self, there: Contents) -> None:
+        """Takes what is there: the rest of what was left over is forgotten, for its names may be used again."""
+        left = self._left
+        self._note(_part(there, lambda name: name in left.chains or name in left.containers))
+
     def abandon(self, layout: Layout) -> None:
         """Deletes a generation that could not be completed, so that failures do not pile up in the kernel.
 
@@ -44,8 +49,9 @@ class Leftovers:
         try:
             if layout.name("services") in commits.contents().chains:
                 commits.tidy(Transaction(commits.family, delete_chains=(layout.name("services"),)))
-            self._note(_part(commits.contents(), lambda name: generation_of(name) == layout.generation))
-            self._delete(self._left)
+            mine = _part(commits.contents(), lambda name: generation_of(name) == layout.generation)
+            self._note(Contents(self._left.chains | mine.chains, {**self._left.containers, **mine.containers}))
+            self._delete(mine)
         except KernelRefusedError as error:
             log.warning("unfinished rules not deleted", ip_family=commits.family, error=str(error))
 
