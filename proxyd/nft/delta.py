@@ -16,7 +16,7 @@ import msgspec
 
 from proxyd.model import Family, ServiceKey
 from proxyd.nft.keys import frontend_of
-from proxyd.nft.layout import declared, refuses
+from proxyd.nft.layout import declared, permits, refuses, restricts
 from proxyd.nft.objects import Chain, Element, Transaction
 from proxyd.nft.render import EndpointList, ServiceObjects
 
@@ -274,15 +274,18 @@ class _Step:
     def _late(self) -> tuple[set[Element], set[Element]]:
         """What goes after the rest, and what takes its place there."""
         refusals = [e for e in self._delete if refuses(e.container)]
-        if not refusals and not self._delete_lists:
+        restricted = [e for e in self._delete if restricts(e.container)]
+        if not (refusals or restricted or self._delete_lists):
             return set(), set()
         places = {(e.container, e.key) for e in self._add}
         frontends = {_frontend(e) for e in self._add} - {""}
         served = {_frontend(e) for e in self._add if not refuses(e.container)} - {""}
         refused = {e for e in refusals if _frontend(e) in served}
         lists = {e for e in self._delete_lists if _frontend(e) in frontends and (e.container, e.key) not in places}
+        opened = {_frontend(e) for e in restricted} - {_frontend(e) for e in self._add if restricts(e.container)}
+        sources = {e for e in self._delete if permits(e.container) and _frontend(e) in opened}
         replaced = {(e.container, e.key) for e in refused}
-        return refused | lists, {e for e in self._add if (e.container, e.key) in replaced}
+        return refused | lists | sources, {e for e in self._add if (e.container, e.key) in replaced}
 
 
 def _container_of(element: Element) -> str:

@@ -58,7 +58,21 @@ def generation_of(name: str) -> int | None:
 
 def refuses(name: str) -> bool:
     """Whether the map of this name, in whatever generation, has frontends with nobody behind them."""
-    return _GENERATION.sub("", name, count=1) in ("no-endpoints", "no-endpoint-nodeports")
+    return _in_any(name) in ("no-endpoints", "no-endpoint-nodeports")
+
+
+def restricts(name: str) -> bool:
+    """Whether the set of this name, in whatever generation, has the frontends that have source ranges."""
+    return _in_any(name) == "firewall-ips"
+
+
+def permits(name: str) -> bool:
+    """Whether the set of this name, in whatever generation, has the source ranges of frontends."""
+    return _in_any(name) == "firewall-sources"
+
+
+def _in_any(name: str) -> str:
+    return _GENERATION.sub("", name, count=1)
 
 
 def declared(name: str) -> Container | None:

@@ -18,6 +18,7 @@ FRONTENDS = (("10.96.0.1", 80), (BALANCER, 80), (EXTERNAL, 80), (build.NODE_IP[V
 HERE, AWAY, SECOND = build.endpoint("10.244.1.2"), build.endpoint("10.244.2.2", "node2"), build.endpoint("10.244.1.3")
 ENDPOINTS: tuple[tuple[Endpoint, ...], ...] = ((), (AWAY,), (HERE,), (HERE, AWAY), (HERE, AWAY, SECOND))
 POLICIES = ({}, {"affinity_seconds": 60}, {"external_local": True}, {"internal_local": True})
+RANGES = ((), ("203.0.113.0/24",), ("203.0.113.0/25", "198.51.100.0/24"), ("198.51.100.0/24",))
 Met = tuple[str, tuple[str, int], bool]
 
 
@@ -64,6 +65,21 @@ def test_where_policies_change(endpoints: tuple[Endpoint, ...]) -> None:
         world = World(*web(endpoints, before))
         world.settle()
         assert list(odd(world, web(endpoints, after))) == [], (before, after)
+
+
+@pytest.mark.parametrize("endpoints", ENDPOINTS, ids=len)
+def test_where_source_ranges_change(endpoints: tuple[Endpoint, ...]) -> None:
+    for before, after in product(RANGES, repeat=2):
+        world = World(*web(endpoints, {"source_ranges": before}))
+        world.settle()
+        assert list(odd(world, web(endpoints, {"source_ranges": after}))) == [], (before, after)
+
+
+def test_where_a_service_with_source_ranges_goes() -> None:
+    for ranges in RANGES:
+        world = World(*web((HERE, AWAY), {"source_ranges": ranges}))
+        world.settle()
+        assert list(odd(world, web((), {"source_ranges": ranges}))) == [], ranges
 
 
 def test_where_the_only_endpoint_of_a_service_with_affinity_is_replaced_by_another_one_after_the_other() -> None:
