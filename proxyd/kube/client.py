@@ -100,10 +100,15 @@ class Response:
             raise _transport_error(error) from error
 
     def set_read_timeout(self, seconds: float) -> None:
-        """Bounds the wait of each later read. No effect where the server said that it will close the connection."""
-        connection: Any = getattr(self._raw, "connection", None)
-        if connection is not None and connection.sock is not None:
-            connection.sock.settimeout(seconds)
+        """Bounds the wait of each later read."""
+        raw: Any = self._raw
+        sock = getattr(raw.connection, "sock", None)
+        if sock is None:
+            # Where the server said that it will close the connection, the body alone has the socket.
+            body = getattr(raw._fp, "fp", None)
+            sock = getattr(getattr(body, "raw", None), "_sock", None)
+        if sock is not None:
+            sock.settimeout(seconds)
 
     def abort(self) -> None:
         """Ends a read that waits in another thread: it raises TransportError or gives b""."""

@@ -359,7 +359,8 @@ class Reflector(Generic[T]):
         now = self._clock()
         if status == 401 or reason == "tls":
             self._client.refresh()
-        if status == 401 and not self._unauthorized:
+        # Within a watch it says that the watch could be opened: at once would be for ever.
+        if isinstance(error, ApiError) and status == 401 and not self._unauthorized:
             self._unauthorized = True
             return 0.0
         if self._version and status == 410:

@@ -87,15 +87,18 @@ class Intake(Generic[T]):
             self._store.lock.notify_all()
 
     def replace(self, listed: Iterable[Decoded[T]]) -> None:
-        """Takes a complete list: what is not in it is gone, only what differs becomes dirty. The kind is synced then."""
+        """Takes a complete list: what is not in it is gone, only what differs becomes dirty. The kind is synced then.
+
+        What differs from an earlier list counts like events that were missed.
+        """
         with self._store.lock:
             seen = set()
             for decoded in listed:
                 seen.add(decoded.key)
-                self._put(decoded)
+                self.events += self._put(decoded) and self.synced
             unreadable = [key for kind, key in self._store.unreadable if kind == self.kind]
             for key in [key for key in (*self.objects, *unreadable) if key not in seen]:
-                self._remove(key)
+                self.events += self._remove(key) and self.synced
             self._store.listed(self)
 
     def overlay(self, more: Intake[T]) -> None:
@@ -103,7 +106,8 @@ class Intake(Generic[T]):
         for key, value in more.objects.items():
             self.put(Decoded(key, "", value))
 
-    def _put(self, decoded: Decoded[T]) -> None:
+    def _put(self, decoded: Decoded[T]) -> bool:
+        """Gives whether another object is known now."""
         if decoded.refused:
             name = "/".join(part for part in decoded.key if part)
             self._store.unreadable[self.kind, decoded.key] = Finding(
@@ -111,10 +115,9 @@ class Intake(Generic[T]):
             )
             self._store.happened(Origin(self.kind), decoded.key, Action.UNREADABLE)
             self._store.attention()
-            return
+            return False
         if decoded.value is None:
-            self._remove(decoded.key)
-            return
+            return self._remove(decoded.key)
         was_unreadable = self._no_longer_unreadable(decoded.key)
         old = self.objects.get(decoded.key)
         if old != decoded.value:
@@ -123,14 +126,17 @@ class Intake(Generic[T]):
             self._changed(old, decoded.value)
         elif was_unreadable:
             self._store.happened(Origin(self.kind), decoded.key, Action.MODIFIED)
+        return old != decoded.value
 
-    def _remove(self, key: ObjectKey) -> None:
+    def _remove(self, key: ObjectKey) -> bool:
+        """Gives whether an object was known."""
         was_unreadable = self._no_longer_unreadable(key)
         old = self.objects.pop(key, None)
         if old is not None or was_unreadable:
             self._store.happened(Origin(self.kind), key, Action.DELETED)
         if old is not None:
             self._changed(old, None)
+        return old is not None
 
     def _no_longer_unreadable(self, key: ObjectKey) -> bool:
         """Ends the Finding about an object, if there is one: no rule may change, but its end has to be reported."""
@@ -168,7 +174,8 @@ class Store:
 
     def node(self) -> Node | None:
         """The own Node, if it is known."""
-        return next(iter(self.nodes.objects.values()), None)
+        with self.lock:
+            return next(iter(self.nodes.objects.values()), None)
 
     def service(self, key: ServiceKey) -> tuple[Service | None, tuple[EndpointSlice, ...]]:
         """One Service and its slices (of both families, in order of name, so that arrival order never shows)."""

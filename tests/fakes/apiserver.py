@@ -228,11 +228,13 @@ class Exchange:
         self._handler.end_headers()
         self._handler.wfile.write(body)
 
-    def begin(self) -> None:
-        """The headers of a stream."""
+    def begin(self, **headers: str) -> None:
+        """The headers of a stream; more are given with _ in place of -."""
         self._handler.send_response(200)
         self._handler.send_header("Content-Type", "application/json")
         self._handler.send_header("Transfer-Encoding", "chunked")
+        for name, value in headers.items():
+            self._handler.send_header(name.replace("_", "-"), value)
         self._handler.end_headers()
         self._handler.wfile.flush()
 

@@ -7,12 +7,14 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from proxyd.kube import client as client_module
 from proxyd.kube.client import ApiError, TransportError, connect
 from proxyd.kube.kubeconfig import ClientError
 from tests.fakes import apifaults as faults
@@ -266,12 +268,29 @@ class TestErrors:
             response.read1()
         assert caught.value.reason == "timeout"
 
+    @pytest.mark.parametrize("headers", [{}, {"Connection": "close"}], ids=["kept", "to be closed"])
+    def test_a_body_may_be_silent_for_longer_than_the_head(
+        self, api: ApiServer, headers: dict[str, str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Proxies in between may say that the connection will be closed; a watch must not be cut short for it."""
+        monkeypatch.setattr(client_module, "HEADER_SECONDS", 0.2)
+
+        def slow(exchange: fake.Exchange) -> None:
+            exchange.begin(**headers)
+            time.sleep(0.5)  # nothing to wait for: that nothing happens is the point
+            exchange.send(b"late")
+            exchange.end()
+
+        api.fail(slow)
+        assert connect("", api.url).get(fake.SERVICES, {}, read_timeout=DEADLINE).read() == b"late"
+
     def test_a_timeout_set_later(self, api: ApiServer) -> None:
         api.fail(faults.stalled)
         response = connect("", api.url).get(fake.SERVICES, {}, read_timeout=3600)
         response.set_read_timeout(0.1)
-        with pytest.raises(TransportError):
+        with pytest.raises(TransportError) as caught:
             response.read1()
+        assert caught.value.reason == "timeout"
         response.close()
         response.set_read_timeout(1.0)
         response.abort()

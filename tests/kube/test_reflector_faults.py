@@ -97,6 +97,11 @@ class TestFaults:
         assert rig.delays == [0.8, 1.6, 3.2]
         assert api.count() == 5
 
+    def test_unauthorized_within_a_watch_is_tried_ever_more_seldom(self, rig: Rig, api: ApiServer) -> None:
+        api.fail(faults.error_event(401), times=100)
+        assert rig.after_waits(4) == [0.8, 1.6, 3.2, 6.4]
+        assert rig.reflector.state.errors == {"error-event": 4}
+
     def test_nobody_listens(self) -> None:
         with ApiServer() as gone:
             pass

@@ -81,6 +81,14 @@ def test_an_equal_object_is_no_change(store: Store) -> None:
     assert store.services.events == 2
 
 
+def test_what_a_later_list_brings_counts_like_events() -> None:
+    store = Store()
+    store.services.replace([service(WEB), service(API)])
+    assert store.services.events == 0
+    store.services.replace([service(WEB), service(ServiceKey("shop", "third"))])
+    assert store.services.events == 2
+
+
 def test_removal(store: Store) -> None:
     store.services.put(service(WEB))
     store.take()
