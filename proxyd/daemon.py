@@ -242,7 +242,7 @@ class Daemon:
         return self._store.pending()[1] if self._store.complete else None
 
     def _is_ready(self) -> bool:
-        return is_ready(self._status(), time.monotonic(), self._config.sync_period)
+        return is_ready(self._status(), time.monotonic(), self._config.sync_period, self._waiting_since())
 
     def _listen(self) -> None:
         config = self._config

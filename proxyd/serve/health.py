@@ -58,18 +58,23 @@ def overdue(since: float | None, now: float, sync_period: float) -> bool:
     return since is not None and now - since >= 2 * sync_period
 
 
+def _hangs(status: Status, now: float, sync_period: float, waiting_since: float | None) -> bool:
+    """Whether the sync thread takes no changes any more. A first write may take its time: it is not to be killed in it."""
+    return bool(status.families) and all(map(_written, status.families)) and overdue(waiting_since, now, sync_period)
+
+
 def alive(status: Status, now: float, sync_period: float, waiting_since: float | None = None) -> Health:
     """Whether the sync thread keeps up: what /livez says. ``now`` is monotonic seconds.
 
     ``waiting_since`` is the time of the oldest change that the sync thread has not even taken: it tells of a thread
     that hangs, of which ``status`` would be the last good news.
     """
-    stuck = overdue(waiting_since, now, sync_period)
+    hangs = _hangs(status, now, sync_period, waiting_since)
     families = tuple(
-        FamilyHealth(each.family, not stuck and not overdue(each.owed_since, now, sync_period), each.last_success_time)
+        FamilyHealth(each.family, not hangs and not overdue(each.owed_since, now, sync_period), each.last_success_time)
         for each in status.families
     )
-    return Health(not stuck and all(each.healthy for each in families), families)
+    return Health(not hangs and all(each.healthy for each in families), families)
 
 
 def ready(status: Status, now: float, sync_period: float, waiting_since: float | None = None) -> Health:
@@ -85,7 +90,7 @@ def ready(status: Status, now: float, sync_period: float, waiting_since: float |
 def reasons(status: Status, now: float, sync_period: float, waiting_since: float | None = None) -> tuple[str, ...]:
     """What keeps the sync thread from being well, for people; empty where ``alive`` says that it is."""
     found = []
-    if waiting_since is not None and overdue(waiting_since, now, sync_period):
+    if waiting_since is not None and _hangs(status, now, sync_period, waiting_since):
         found.append(f"changes have waited for {now - waiting_since:.0f} s and nobody takes them")
     for each in status.families:
         if each.owed_since is not None and overdue(each.owed_since, now, sync_period):
@@ -108,9 +113,9 @@ def ineligible(node: Node | None) -> tuple[str, ...]:
     return (*(("the Node is being deleted",) if node.deleting else ()), *taint)
 
 
-def is_ready(status: Status, now: float, sync_period: float) -> bool:
+def is_ready(status: Status, now: float, sync_period: float, waiting_since: float | None) -> bool:
     """The verdict of ``ready`` alone."""
-    return ready(status, now, sync_period).healthy
+    return ready(status, now, sync_period, waiting_since).healthy
 
 
 def _written(family: FamilyStatus) -> bool:

@@ -376,11 +376,13 @@ class TestRoutes:
         routes = app.health_routes(setting.metrics, lambda: setting.status, lambda: waiting[0], 30.0, dict)
         assert self.get(server, routes, "/healthz")[:2] == (503, "application/json")
         assert self.get(server, routes, "/livez")[:2] == (200, "application/json")
-        waiting[0] = time.monotonic() - 60
+        waiting[0] = now = time.monotonic() - 60
+        assert self.get(server, routes, "/livez")[0] == 200
+        setting.status = Status("nftables", (FamilyStatus(Family.IPV4, last_success=now),))
         assert self.get(server, routes, "/livez")[0] == 503
         assert self.get(server, routes, "/metrics")[0] == 404
         got = setting.samples()
         assert got['kubeproxy_proxy_healthz_total{code="200"}'] == 0
         assert got['kubeproxy_proxy_healthz_total{code="503"}'] == 1
-        assert got['kubeproxy_proxy_livez_total{code="200"}'] == 1
+        assert got['kubeproxy_proxy_livez_total{code="200"}'] == 2
         assert got['kubeproxy_proxy_livez_total{code="503"}'] == 1

@@ -75,7 +75,17 @@ def test_changes_that_nobody_takes_are_overdue_too(waiting_since: float | None, 
         health_now = decide(status(V4, V6), NOW, PERIOD, waiting_since)
         assert health_now.healthy is expected
         assert [each.healthy for each in health_now.families] == [expected, expected]
-    assert health.alive(status(), NOW, PERIOD, NOW - 60).healthy is False
+    assert health.is_ready(status(V4, V6), NOW, PERIOD, waiting_since) is expected
+
+
+@pytest.mark.parametrize("families", [(), (NEW,), (V4, NEW)], ids=["unknown", "none", "one"])
+def test_changes_that_come_before_all_was_written_once_are_no_reason_to_end_that(
+    families: tuple[FamilyStatus, ...],
+) -> None:
+    """A first write may take minutes, and the wait for the Node's podCIDRs before it half of one."""
+    assert health.alive(status(*families), NOW, PERIOD, NOW - 600).healthy
+    assert health.reasons(status(*families), NOW, PERIOD, NOW - 600) == ()
+    assert not health.is_ready(status(*families), NOW, PERIOD, NOW - 600)
 
 
 @pytest.mark.parametrize(
