@@ -130,6 +130,8 @@ class Reconciler(ABC, Generic[Held]):
                 if self._drift is not None:
                     drift, self._drift = self._drift, None
                     self._repair(self._held, drift)
+                    # The kernel may have refused Services because of what is undone now.
+                    self._owed.update(self.quarantined)
                 self._write_changes(self._held, all_keys, settings)
                 return
             except KernelRefusedError as error:

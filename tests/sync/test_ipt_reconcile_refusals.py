@@ -8,6 +8,7 @@ import pytest
 
 from proxyd.ipt import names
 from proxyd.ipt.objects import Rule, Table, Transaction
+from proxyd.ipt.ownership import OWN_MARK
 from proxyd.model import Family
 from tests import build
 from tests.fakes.ipt_kernel import FakeKernel
@@ -273,6 +274,37 @@ def test_a_chain_that_somebody_emptied_is_mended(table: Table, chain: str) -> No
     world.sync()
     assert normal(world.kernel) == before
     assert not world.reconciler.rewritten
+
+
+def test_the_mark_of_whose_chains_these_are_is_mended() -> None:
+    world = IptWorld(*cluster("a"))
+    world.settle()
+    del world.kernel.rules.tables[NAT][OWN_MARK]
+    world.reconciler.mend(drift(f"nat {OWN_MARK}"))
+    world.sync()
+    assert OWN_MARK in world.kernel.rules.tables[NAT]
+    assert not world.reconciler.rewritten
+
+
+def test_services_that_were_refused_for_what_somebody_did_are_served_once_that_is_mended() -> None:
+    """Somebody flushes the table and deletes its chains in the middle of a full write."""
+    world = IptWorld(*cluster("a", "b", "c", "d", "e"), kernel=FakeKernel(batch=3))
+    lost: set[str] = set()
+
+    def interfere() -> None:
+        if not lost:
+            before = set(world.kernel.rules.tables[NAT])
+            world.kernel.flush(NAT)
+            world.kernel.delete_empty(NAT)
+            lost.update(before)
+
+    world.kernel.watchers.append(interfere)
+    world.sync()
+    assert world.quarantined()
+    world.reconciler.mend(drift(*(f"nat {name}" for name in sorted(lost))))
+    world.sync()
+    assert not world.quarantined()
+    assert all(served(world, number) for number in range(1, 6))
 
 
 @pytest.mark.parametrize("table", [NAT, FILTER])

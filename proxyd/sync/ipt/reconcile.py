@@ -11,7 +11,7 @@ from proxyd.desired.forwarding import Forwarding
 from proxyd.desired.services import Lookup
 from proxyd.ipt import names
 from proxyd.ipt.delta import Holdings, Place
-from proxyd.ipt.fixed import CANARIES, JUMPS, fixed_chains
+from proxyd.ipt.fixed import JUMPS
 from proxyd.ipt.objects import Chain, Placed, Table, Transaction
 from proxyd.ipt.ownership import BUILT_IN
 from proxyd.ipt.render import ServiceRules, render_service
@@ -22,7 +22,7 @@ from proxyd.kernel.refused import KernelRefusedError, OutcomeUnclearError
 from proxyd.model import Family, NodeSettings, ServiceKey
 from proxyd.nft.drift import Drift
 from proxyd.sync.ipt.commits import RuleCommits
-from proxyd.sync.ipt.full import RuleWriter, dispatch_chains, missing_jumps
+from proxyd.sync.ipt.full import RuleWriter, chains_alone, dispatch_chains, missing_jumps
 from proxyd.sync.reconciler import AllKeys, CleanFlows, Reconciler
 from proxyd.sync.services import Services, Worked
 from proxyd.sync.status import Counts
@@ -153,7 +153,7 @@ class IptReconciler(Reconciler[Holdings]):
     def _own_chains(self, settings: NodeSettings) -> tuple[Chain, ...]:
         """All chains that belong to no Service, without rules of Services."""
         style = self._style
-        return (*CANARIES, *fixed_chains(settings, style), *dispatch_chains(settings, style))
+        return (*chains_alone(settings, style), *dispatch_chains(settings, style))
 
     def _count(self) -> Mapping[Place, int]:
         if self._held is None:
