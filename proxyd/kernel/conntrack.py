@@ -192,6 +192,7 @@ class _Stale:
         self._family = family
         self._ends = _Ends(4 if family is Family.IPV4 else 16)
         self._live: dict[End, frozenset[End]] = {}
+        # Frontends with an address and an endpoint. One without any may be a node port on every address.
         self._single: set[End] = set()
 
     def learn(self, frontends: Mapping[FrontendKey, Live]) -> None:
@@ -203,8 +204,8 @@ class _Stale:
             if (key.protocol, live) not in packed:
                 packed[key.protocol, live] = frozenset(_end(af, b.address, key.protocol, b.port) for b in live)
             if key.address:
-                self._single.add(end := _end(af, *key))
-                self._live[end] = packed[key.protocol, live]
+                self._live[end := _end(af, *key)] = packed[key.protocol, live]
+                (self._single.add if live else self._single.discard)(end)
         if anywhere := [key for key in frontends if not key.address]:
             for address in every_address(self._family):
                 for key in anywhere:

@@ -23,6 +23,6 @@ class FlowTable(Protocol):
         """Deletes the stale flows (see ``is_stale``) to these frontends and no others; gives how many they were.
 
         The flows of a frontend are those whose original destination, port and protocol it is; without an address, on
-        any address of this host that is not given for itself. A long list takes time: ``newer`` gives the states that
-        came since it was last called, and they hold from then on. Zero is success. Raises ``FlowsError``.
+        any address of this host that is not given for itself with an endpoint. A long list takes time: ``newer`` gives the
+        states that came since it was last called, and they hold from then on. Zero is success. Raises ``FlowsError``.
         """

@@ -72,6 +72,11 @@ class FlowTracker:
     def take(self) -> dict[FrontendKey, Live]:
         """The frontends that changed since the last time, with the endpoints that keep their flows."""
         changed, self._changed = self._changed, set()
+        # A node port on every address takes what goes to an address that has nobody (any more) on the same port. Of TCP,
+        # connections to who was there before go on.
+        nobody = (key for key, _ in changed if key.address and key.protocol != "tcp" and not self._live(key))
+        anywhere = {Place(FrontendKey("", key.protocol, key.port), node_port=True) for key in nobody}
+        changed |= anywhere & self._owner.keys()
         # A node port on every address concerns flows to an address that a Service has for itself on the same port.
         shadowed = {(place.key.protocol, place.key.port) for place in changed if not place.key.address}
         if shadowed:

@@ -64,6 +64,6 @@ class FakeFlowTable:
     def _is_stale(self, family: Family, flow: Flow, frontends: Given) -> bool:
         address, port = flow.destination
         live = frontends.get(FrontendKey(address, flow.protocol, port))
-        if live is None and address in self.addresses[family]:
-            live = frontends.get(FrontendKey("", flow.protocol, port))
+        if not live and address in self.addresses[family]:
+            live = frontends.get(FrontendKey("", flow.protocol, port), live)
         return live is not None and is_stale(flow.protocol, flow.destination, flow.answers, live)

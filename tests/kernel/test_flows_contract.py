@@ -163,6 +163,22 @@ def test_an_address_given_for_itself_goes_before_every_address(table: EitherTabl
     assert table.delete_stale(family, frontends) == 0
 
 
+def test_an_address_that_has_nobody_is_one_of_every_address_if_it_is_this_hosts(
+    table: EitherTable, family: Family
+) -> None:
+    """An external IP goes that was the node's own, on the number of a node port."""
+    table.add_address(family, LOCAL[family])
+    kept = flow(family, 1001, LOCAL[family], A[family], port=30053)
+    stale = [
+        flow(family, 1002, LOCAL[family], B[family], port=30053),
+        flow(family, 1003, ELSEWHERE[family], A[family], port=30053),
+    ]
+    table.add(family, kept, *stale)
+    gone = {udp(LOCAL[family], 30053): frozenset[Backend](), udp(ELSEWHERE[family], 30053): frozenset[Backend]()}
+    assert table.delete_stale(family, {**gone, udp("", 30053): frozenset({A[family]})}) == 2
+    assert table.listed(family) == {kept}
+
+
 def test_tcp_is_possible_too(table: EitherTable, family: Family) -> None:
     gone, kept = flow(family, 1001, VIP[family], A[family], 80, "tcp"), flow(family, 1002, VIP[family], A[family], 80)
     table.add(family, gone, kept)

@@ -163,6 +163,19 @@ class TestPasses:
             {udp("", 30053): live(), udp(NODE_IP, 30053): live(B), udp("10.96.0.2", 30053): live(B)}
         ]
 
+    def test_an_address_that_goes_comes_with_the_node_port_that_may_take_it(self) -> None:
+        mine = dns("mine", 2, external_ips=(NODE_IP,), ports=(build.port(30053, "dns", "udp"),))
+        world = World(dns(node_port=30053), endpoints("dns", A), mine, endpoints("mine", B), node_port_addresses=None)
+        world.sync()
+        world.cleaned.clear()
+        world.put(endpoints("mine"))
+        world.sync()
+        nobody = {udp("", 30053): live(A), udp(NODE_IP, 30053): live(), udp("10.96.0.2", 30053): live()}
+        assert world.cleaned == [nobody]
+        world.remove(mine)
+        world.sync()
+        assert world.cleaned == [nobody, nobody]
+
 
 class TestTrouble:
     def test_nothing_is_handed_over_before_the_rules_are_in(self) -> None:
