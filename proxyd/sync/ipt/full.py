@@ -40,13 +40,13 @@ def base(found: Contents, settings: NodeSettings, style: Style) -> Transaction:
     """Everything that belongs to no Service, with what is missing of dispatch chains and jumps."""
     declared = [(Table.FILTER, names.FIREWALL), *DISPATCH]
     missing = (Chain(*each) for each in declared if ChainName(*each) not in found.chains)
-    fixed = chains_alone(settings, style)
+    fixed = chains_without_services(settings, style)
     known = {(each.table, each.name) for each in fixed}
     chains = (*fixed, *(each for each in missing if (each.table, each.name) not in known))
     return Transaction(settings.family, chains=chains, insert=missing_jumps(found.jumps))
 
 
-def chains_alone(settings: NodeSettings, style: Style) -> tuple[Chain, ...]:
+def chains_without_services(settings: NodeSettings, style: Style) -> tuple[Chain, ...]:
     """The chains that never have a rule of a Service."""
     return (*CANARIES, Chain(Table.NAT, OWN_MARK), *fixed_chains(settings, style))
 

@@ -22,7 +22,7 @@ from proxyd.kernel.refused import KernelRefusedError, OutcomeUnclearError
 from proxyd.model import Family, NodeSettings, ServiceKey
 from proxyd.nft.drift import Drift
 from proxyd.sync.ipt.commits import RuleCommits
-from proxyd.sync.ipt.full import RuleWriter, chains_alone, dispatch_chains, missing_jumps
+from proxyd.sync.ipt.full import RuleWriter, chains_without_services, dispatch_chains, missing_jumps
 from proxyd.sync.reconciler import AllKeys, CleanFlows, Reconciler
 from proxyd.sync.services import Services, Worked
 from proxyd.sync.status import Counts
@@ -153,7 +153,7 @@ class IptReconciler(Reconciler[Holdings]):
     def _own_chains(self, settings: NodeSettings) -> tuple[Chain, ...]:
         """All chains that belong to no Service, without rules of Services."""
         style = self._style
-        return (*chains_alone(settings, style), *dispatch_chains(settings, style))
+        return (*chains_without_services(settings, style), *dispatch_chains(settings, style))
 
     def _count(self) -> Mapping[Place, int]:
         if self._held is None:
